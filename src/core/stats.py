@@ -1,0 +1,49 @@
+"""Rank statistics over plain sequences, shared by planner, training log and benchmarks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; NaN for no values."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def variance(values: Sequence[float]) -> float:
+    """Population variance; NaN for no values."""
+    centre = mean(values)
+    return mean([(value - centre) ** 2 for value in values])
+
+
+def midranks(values: Sequence[float]) -> list[float]:
+    """Ranks 1..n; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for position in range(start, end):
+            ranks[order[position]] = (start + 1 + end) / 2
+        start = end
+    return ranks
+
+
+def pearson(x: Sequence[float], y: Sequence[float]) -> float:
+    """Linear correlation; NaN if either side is constant or shorter than two."""
+    if len(x) != len(y):
+        raise ValueError(f"x and y must be equally long, got {len(x)} and {len(y)}")
+    if len(x) < 2:
+        return math.nan
+    mean_x, mean_y = mean(x), mean(y)
+    covariance = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    scale = math.sqrt(math.fsum((a - mean_x) ** 2 for a in x) * math.fsum((b - mean_y) ** 2 for b in y))
+    return covariance / scale if scale > 0 else math.nan
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    """Rank correlation with mid-ranks for ties; NaN if either side is constant."""
+    return pearson(midranks(x), midranks(y))

@@ -1,0 +1,233 @@
+"""The vocabulary of Spotlight: what travels between the trainer, the coordinator and the workers.
+
+Everything here is plain, frozen Python (no torch, no Ray), so that deciders, drivers, simulations and tests speak
+of the same things. Arrays travel as `Blob`s.
+
+Legend of shape suffixes, used in the whole code base:
+    B samples   P prompts   G seeds per prompt that are trained on   N seeds per prompt that are explored
+    T denoising steps   S stochastic (trained) steps   L tokens   C channels   H heads   D head width
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+
+class RequestKind(IntEnum):
+    """What a sample is for. The value is the priority: a smaller one is served first."""
+
+    ROLLOUT = 0
+    """A trajectory to train on; only the newest policy may make it."""
+    EVAL = 1
+    """A held-out image; only the newest policy may make it."""
+    AUDIT = 2
+    """A uniformly drawn explored seed, made again with fresh weights to measure how well exploration ranked."""
+    EXPLORE = 3
+    """A candidate seed of the next batch; the previous policy may make it."""
+
+
+@dataclass(frozen=True, order=True)
+class PolicyVersion:
+    """Which weights. Ordered: a restarted job has a higher incarnation, so versions never go backwards."""
+
+    incarnation: int
+    iteration: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.iteration}"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of a prompt set: its index there, the text, and what the reward needs to judge an image of it."""
+
+    id: int
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """How a sample is denoised: how many steps, and which of them (indices into the grid) draw noise.
+
+    Steps that are not stochastic are ODE steps. All members of a group share one spec.
+    """
+
+    steps: int
+    stochastic_steps: tuple[int, ...] = ()
+    guidance_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"SampleSpec.steps must be at least 1, got {self.steps}")
+        inside = all(0 <= k < self.steps for k in self.stochastic_steps)
+        if not inside or list(self.stochastic_steps) != sorted(set(self.stochastic_steps)):
+            raise ValueError(
+                f"SampleSpec.stochastic_steps must be increasing indices below steps={self.steps}, "
+                f"got {self.stochastic_steps}"
+            )
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An array on the wire: C-order bytes with dtype name and shape; `digest` identifies its content."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: bytes = field(repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """First 16 hex digits of the sha256 over dtype, shape and bytes."""
+        sha = hashlib.sha256(f"{self.dtype}{self.shape}".encode())
+        sha.update(self.buffer)
+        return sha.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """Identity of a sample. A result is accepted once per key, so a rollout is never taken for its exploration."""
+
+    run: str
+    iteration: int
+    """The iteration whose batch the sample belongs to (for EXPLORE the next one)."""
+    kind: RequestKind
+    instance: int
+    """Position of the prompt in its batch: groups are told apart by it, not by equal text."""
+    seed: int
+    policy: PolicyVersion
+    steps: int
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One sample to make: who it is, of what prompt, and how."""
+
+    key: RequestKey
+    prompt: Prompt
+    spec: SampleSpec
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A batch of requests of one kind, policy and spec that a worker holds until its deadline."""
+
+    id: int
+    requests: tuple[SampleRequest, ...]
+    deadline_s: float
+
+    @property
+    def kind(self) -> RequestKind:
+        return self.requests[0].key.kind
+
+    @property
+    def policy(self) -> PolicyVersion:
+        return self.requests[0].key.policy
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What training needs of one sample: the S stochastic transitions, in the dtype in which they were scored.
+
+    `before_SLC[j] -> after_SLC[j]` is denoising step `spec.stochastic_steps[j]`, with `log_probs_S[j]` under the
+    policy that made it. `fingerprint` says with which arithmetic (see `Fingerprint`).
+    """
+
+    before_SLC: Blob
+    after_SLC: Blob
+    log_probs_S: Blob
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """What a worker returns for a request.
+
+    `error` is set if the sample could not be made or scored: the sample is then left out, it never gets reward 0.
+    """
+
+    key: RequestKey
+    worker: str
+    weights_checksum: str
+    """Checksum of the weights that the worker really used; must equal the published one."""
+    reward: float = float("nan")
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Further scores by name: the independent judge (EVAL, ROLLOUT), image statistics."""
+    digest: str = ""
+    """Digest of the final latents: equal digests mean bit-equal samples."""
+    trajectory: Trajectory | None = None
+    image: Blob | None = None
+    """uint8 HWC; only EVAL results carry it."""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkReport:
+    """Where a lease's time went, in seconds, and how many denoising steps (sample x step) were run."""
+
+    denoise_s: float
+    decode_s: float
+    score_s: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process that serves requests: where it runs and which life of it this is."""
+
+    node: str
+    slot: int
+    incarnation: int = 0
+    role: str = "spot"
+    """`spot` or `reserved`."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.node}-{self.slot}.{self.incarnation}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Membership of the training ranks: generation, their number, and how they split into dp x sp."""
+
+    generation: int = 0
+    rank: int = 0
+    world: int = 1
+    sp_degree: int = 1
+
+    @property
+    def dp(self) -> int:
+        return self.world // self.sp_degree
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // self.sp_degree
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank speaks for the job (callbacks, checkpoints)."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The prompts of one iteration and of the next: exploration works one iteration ahead."""
+
+    iteration: int
+    prompts: tuple[Prompt, ...]
+    next_prompts: tuple[Prompt, ...]
+    """Empty for the last iteration: there is nothing to explore for."""
+
+
+@dataclass(frozen=True)
+class Explored:
+    """An explored seed: its reward under the stale policy, and the digest of its sample."""
+
+    seed: int
+    reward: float
+    digest: str
