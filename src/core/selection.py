@@ -37,8 +37,9 @@ def max_variance(rewards: Sequence[float], count: int, ties: random.Random) -> l
     """
     _check(rewards, count)
     order = _ranked(rewards, ties)
-    lowest = [rewards[index] for index in order[:count]]
-    highest = [rewards[index] for index in order[len(order) - count :]]
+    middle = sum(rewards) / len(rewards)  # centred, so that large rewards of small spread lose no digits
+    lowest = [rewards[index] - middle for index in order[:count]]
+    highest = [rewards[index] - middle for index in order[len(order) - count :]]
     total = sum(highest)
     squares = sum(value * value for value in highest)
     best, best_low = -1.0, 0

@@ -1,0 +1,94 @@
+"""The seams between the layers: spot, rl and parallel never import one another, they meet here and are wired in app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from src.core.types import Explored, PolicyVersion, SampleRequest, SampleResult, Snapshot, WorkReport
+
+
+class Engine(Protocol):
+    """Makes samples: encodes the prompt, denoises, decodes and scores. One per process, with one set of weights."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The arithmetic behind its numbers; log-probabilities are comparable only between equal fingerprints."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of every forward pass; leases come in multiples of it."""
+
+    def load_weights(self, folder: Path) -> str:
+        """Takes the weights published in `folder` and returns the checksum of what the model holds afterwards."""
+
+    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
+        """One result per request, in order. A sample that fails has `error` set; it never raises for one sample."""
+
+
+class Cluster(Protocol):
+    """What a training rank sees of everybody else: the coordinator, and through it the spot workers."""
+
+    def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
+        """Makes weights available to the workers as `version`; `save(folder)` writes them and returns their checksum.
+
+        Returns when they can be pulled; waits for no worker.
+        """
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queues requests for the workers and returns at once."""
+
+    def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        """Queues requests, serves them too, and returns one result each in the order given when all are done.
+
+        A request that failed for good has a result with `error` set.
+        """
+
+    def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
+        """Ends the submitted requests: results that have come within `wait_s` seconds; the rest is dropped."""
+
+    def workers(self) -> int:
+        """Live spot workers."""
+
+    def phase(self, name: str, iteration: int) -> AbstractContextManager[None]:
+        """Marks what the trainer does for the timeline: `with cluster.phase("train", i): ...`."""
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Appends one event to the run's event log."""
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends one row to metrics.jsonl and shows it to the loggers."""
+
+    def should_stop(self) -> bool:
+        """Whether the user asked the job to finish and save."""
+
+
+class SeedSource(Protocol):
+    """Gives the seeds to train on. The explored and kept ones if there are any, else random ones."""
+
+    def take(self, iteration: int, instance: int, count: int) -> tuple[int, ...]:
+        """`count` seeds for the prompt at position `instance` of the iteration's batch."""
+
+
+class Updater(Protocol):
+    """Gradient steps across the training ranks: accumulation boundary, clipping and recovery live behind it."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The membership at this moment."""
+
+    def apply(self, update: int, closure: Callable[[], float]) -> float:
+        """Runs one optimizer update and returns the global gradient norm before clipping.
+
+        `closure` computes all micro-batches of the update by calling `backward` for each, and returns the loss; it may
+        be called again after a change of membership.
+        """
+
+    def backward(self, loss: Any) -> None:
+        """Accumulates the gradient of one micro-batch's share of the loss."""
+
+
+ExploredByInstance = Mapping[int, Sequence[Explored]]
+"""Explored seeds of one batch by prompt position."""
