@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 Clock = Callable[[], float]
 """Seconds since a fixed but unknown start; never goes backwards."""
@@ -13,7 +14,7 @@ sleep_s = time.sleep
 
 
 def wall_s() -> float:
-    """Seconds since the epoch: for timestamps that people read and that must agree between processes of a host."""
+    """Seconds since the epoch, for timestamps that people read or that processes of a host compare."""
     return time.time()
 
 
@@ -29,21 +30,17 @@ class RunClock:
 
 
 class Stopwatch:
-    """Adds up seconds per named phase: `with watch("rollout"): ...`."""
+    """Adds up seconds per named phase: `with watch.phase("rollout"): ...`. Phases may be nested."""
 
     def __init__(self, now: Clock = time.monotonic) -> None:
         self._now = now
         self.seconds: dict[str, float] = {}
-        self._open: list[tuple[str, float]] = []
 
-    def __call__(self, phase: str) -> Stopwatch:
-        self._open.append((phase, 0.0))
-        return self
-
-    def __enter__(self) -> None:
-        phase, _ = self._open.pop()
-        self._open.append((phase, self._now()))
-
-    def __exit__(self, *_: object) -> None:
-        phase, started_s = self._open.pop()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._now() - started_s
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts the time inside to `name`, also when the body raises."""
+        started_s = self._now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started_s

@@ -1,8 +1,8 @@
-"""The event log of a run: append-only JSON lines, one object each with `time_s`, `kind`, and the event's fields.
+"""The event log of a run: append-only JSON lines, each an object of `time_s`, `kind` and the event's fields.
 
 Everything that a report, a cost or a replay needs can be recomputed from it. Kinds and fields:
 
-    run_started      run, incarnation, iteration, start_wall_s           (iteration: where a resumed run goes on)
+    run_started      run, incarnation, iteration, start_wall_s     (iteration: where a resumed run goes on)
     worker_joined    worker, role, node, slot, pid, incarnation, fingerprint
     worker_lost      worker, reason (killed | frozen | left), requests   (number of requests that were held)
     policy_published version, checksum, bytes, publish_s
@@ -13,7 +13,7 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     result_rejected  worker, request_kind, iteration, instance, seed, reason
     request_failed   request_kind, iteration, instance, seed, attempts, error
     closed           request_kind, iteration, accepted, dropped
-    explored         iteration, version, results: [{instance, seed, reward, digest}]   (what counts for the choice)
+    explored         iteration, version, results: [{instance, seed, reward, digest}]   (to choose from)
     kept             iteration, seeds: {instance: [seed, ...]}
     audited          iteration, pairs: [{instance, seed, stale, fresh}]
     phase            name, iteration, start_s, end_s                     (what the trainer did)
@@ -26,15 +26,22 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from src.core.types import Explored, ExploredByInstance
 
 Event = Mapping[str, Any]
 
 
 class JsonLines:
-    """Appends objects to a JSON-lines file, each flushed at once. A torn last line of a killed writer is cut off."""
+    """Appends objects to a JSON-lines file, each flushed at once.
+
+    A last line that a killed writer left without its newline is cut off first. Floats read back exactly; NaN
+    and infinities are written as Python's `json` spells them.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +50,7 @@ class JsonLines:
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row, separators=(",", ":"), allow_nan=True) + "\n")
+        self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -51,23 +58,45 @@ class JsonLines:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSON-lines file; a torn last line (a writer was killed) is left out.
+    """The rows of a JSON-lines file; a last line without newline is not written yet, or torn, and left out.
 
-    Raises ValueError naming file and line for anything else that is not JSON.
+    Raises ValueError naming file and line for anything else that is not a JSON object.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines) and not line.endswith("\n"):
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):
                 return
-            raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}:{number}: not a JSON object: {line.strip()}")
+            yield row
+
+
+def explored_rows(explored: ExploredByInstance) -> list[dict[str, Any]]:
+    """The `results` field of an `explored` event, by prompt position."""
+    return [
+        {"instance": instance, "seed": seed.seed, "reward": seed.reward, "digest": seed.digest}
+        for instance in sorted(explored)
+        for seed in explored[instance]
+    ]
+
+
+def read_explored_rows(rows: Iterable[Mapping[str, Any]]) -> dict[int, list[Explored]]:
+    """The inverse of `explored_rows`."""
+    explored: dict[int, list[Explored]] = {}
+    for row in rows:
+        seed = Explored(seed=row["seed"], reward=row["reward"], digest=row["digest"])
+        explored.setdefault(row["instance"], []).append(seed)
+    return explored
 
 
 def _cut_torn_line(path: Path) -> None:
     if not path.exists():
         return
     data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)  # in place: a kill in the middle of this must not cost the log

@@ -1,4 +1,7 @@
-"""The seams between the layers: spot, rl and parallel never import one another, they meet here and are wired in app."""
+"""The seams between the layers: spot, rl and parallel never import one another, they meet here.
+
+App wires the two sides of each.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,34 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from src.core.types import Explored, PolicyVersion, SampleRequest, SampleResult, Snapshot, WorkReport
+from src.core.types import PolicyVersion, SampleRequest, SampleResult, Snapshot, WorkReport
 
 
 class Engine(Protocol):
-    """Makes samples: encodes the prompt, denoises, decodes and scores. One per process, with one set of weights."""
+    """Makes samples: encodes the prompt, denoises, decodes, scores. One per process, one set of weights."""
 
     @property
     def fingerprint(self) -> str:
-        """The arithmetic behind its numbers; log-probabilities are comparable only between equal fingerprints."""
+        """The arithmetic behind its numbers; log-probabilities compare only between equal fingerprints."""
 
     @property
     def batch_size(self) -> int:
         """Rows of every forward pass; leases come in multiples of it."""
 
     def load_weights(self, folder: Path) -> str:
-        """Takes the weights published in `folder` and returns the checksum of what the model holds afterwards."""
+        """Takes the weights published in `folder`; returns the checksum of what the model then holds."""
 
     def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
-        """One result per request, in order. A sample that fails has `error` set; it never raises for one sample."""
+        """One result per request, in order. It never raises for one sample: a failed one has `error` set."""
 
 
 class Cluster(Protocol):
     """What a training rank sees of everybody else: the coordinator, and through it the spot workers."""
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
-        """Makes weights available to the workers as `version`; `save(folder)` writes them and returns their checksum.
+        """Makes weights available to the workers as `version`.
+
+        `save(folder)` writes them and returns their checksum.
 
         Returns when they can be pulled; waits for no worker.
         """
@@ -47,7 +52,7 @@ class Cluster(Protocol):
         """
 
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
-        """Ends the submitted requests: results that have come within `wait_s` seconds; the rest is dropped."""
+        """Ends the submitted requests: returns what has come within `wait_s` seconds; the rest is dropped."""
 
     def workers(self) -> int:
         """Live spot workers."""
@@ -73,22 +78,18 @@ class SeedSource(Protocol):
 
 
 class Updater(Protocol):
-    """Gradient steps across the training ranks: accumulation boundary, clipping and recovery live behind it."""
+    """Gradient steps across the training ranks: accumulation, clipping and recovery live behind it."""
 
     @property
     def snapshot(self) -> Snapshot:
         """The membership at this moment."""
 
     def apply(self, update: int, closure: Callable[[], float]) -> float:
-        """Runs one optimizer update and returns the global gradient norm before clipping.
+        """Runs optimizer update `update`, counted from the start of the run, and returns the gradient norm.
 
-        `closure` computes all micro-batches of the update by calling `backward` for each, and returns the loss; it may
-        be called again after a change of membership.
+        The norm is over all ranks and before clipping. `closure` computes all micro-batches of the update by
+        calling `backward` for each, and returns the loss; a change of membership may call it again.
         """
 
     def backward(self, loss: Any) -> None:
         """Accumulates the gradient of one micro-batch's share of the loss."""
-
-
-ExploredByInstance = Mapping[int, Sequence[Explored]]
-"""Explored seeds of one batch by prompt position."""

@@ -28,8 +28,8 @@ def generator(*parts: int | str) -> random.Random:
 def sample_seed(run_seed: int, iteration: int, instance: int, index: int) -> int:
     """The seed of candidate `index` of the prompt at position `instance` of an iteration's batch.
 
-    It does not depend on the number of workers, ranks or candidates: seed 0..G-1 of a prompt are the same whether
-    G or N are drawn. (Seeds taken from chunk-local indices have made workers repeat one another's noise.)
+    It does not depend on the number of workers, ranks or candidates: candidates 0..G-1 of a prompt are the
+    same whether G or N are drawn. (Seeds from chunk-local indices make workers repeat one another's noise.)
     """
     return derive("sample", run_seed, iteration, instance, index)
 

@@ -1,11 +1,13 @@
 """Which explored seeds are worth training on: the subsets with the most contrast in reward.
 
-All functions take the explored rewards of one prompt (N numbers) and return `count` indices, lowest rewards first.
-Ties are broken at random by the generator that is passed in, since many tiny rewards are equal.
+All functions take the explored rewards of one prompt (N numbers) and return `count` of their indices, lowest
+rewards first. Ties are broken by the generator that is passed in: rewards of small models are often equal,
+and taking the first ones would favour seeds that came early.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -19,6 +21,8 @@ def _ranked(rewards: Sequence[float], ties: random.Random) -> list[int]:
 def _check(rewards: Sequence[float], count: int) -> None:
     if not 0 < count <= len(rewards):
         raise ValueError(f"count must be in 1..{len(rewards)} (the number of explored rewards), got {count}")
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"rewards must be finite, since others have no rank, got {list(rewards)}")
 
 
 def extremes(rewards: Sequence[float], count: int, ties: random.Random) -> list[int]:
@@ -32,14 +36,15 @@ def extremes(rewards: Sequence[float], count: int, ties: random.Random) -> list[
 def max_variance(rewards: Sequence[float], count: int, ties: random.Random) -> list[int]:
     """The subset of largest variance (PODS, arXiv 2504.13818), in O(N log N).
 
-    Such a subset is always made of the i lowest and count - i highest rewards, so the best split is found from
-    running sums. Of equally good splits the most even one is taken.
+    Such a subset always consists of the i lowest and count - i highest rewards, so the best split is found
+    from running sums. Of equally good splits the most even one is taken.
     """
     _check(rewards, count)
     order = _ranked(rewards, ties)
-    middle = sum(rewards) / len(rewards)  # centred, so that large rewards of small spread lose no digits
-    lowest = [rewards[index] - middle for index in order[:count]]
-    highest = [rewards[index] - middle for index in order[len(order) - count :]]
+    # Moved and scaled into [0, 1], so that neither large rewards nor tiny differences lose digits.
+    floor, span = rewards[order[0]], (rewards[order[-1]] - rewards[order[0]]) or 1.0
+    lowest = [(rewards[index] - floor) / span for index in order[:count]]
+    highest = [(rewards[index] - floor) / span for index in order[len(order) - count :]]
     total = sum(highest)
     squares = sum(value * value for value in highest)
     best, best_low = -1.0, 0

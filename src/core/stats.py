@@ -36,12 +36,13 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> float:
     """Linear correlation; NaN if either side is constant or shorter than two."""
     if len(x) != len(y):
         raise ValueError(f"x and y must be equally long, got {len(x)} and {len(y)}")
-    if len(x) < 2:
+    # Constant is decided by the values: the mean of three 0.1 is not 0.1, and rounding would be correlated.
+    if len(x) < 2 or min(x) == max(x) or min(y) == max(y):
         return math.nan
     mean_x, mean_y = mean(x), mean(y)
-    covariance = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    scale = math.sqrt(math.fsum((a - mean_x) ** 2 for a in x) * math.fsum((b - mean_y) ** 2 for b in y))
-    return covariance / scale if scale > 0 else math.nan
+    dx, dy = [a - mean_x for a in x], [b - mean_y for b in y]
+    length_x, length_y = math.hypot(*dx), math.hypot(*dy)
+    return math.fsum((a / length_x) * (b / length_y) for a, b in zip(dx, dy, strict=True))
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
 """The vocabulary of Spotlight: what travels between the trainer, the coordinator and the workers.
 
-Everything here is plain, frozen Python (no torch, no Ray), so that deciders, drivers, simulations and tests speak
-of the same things. Arrays travel as `Blob`s.
+Everything here is plain, frozen Python (no torch, no Ray), so that deciders, drivers, simulations and tests
+speak of the same things. Arrays travel as `Blob`s.
 
 Legend of shape suffixes, used in the whole code base:
     B samples   P prompts   G seeds per prompt that are trained on   N seeds per prompt that are explored
@@ -11,7 +11,7 @@ Legend of shape suffixes, used in the whole code base:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -26,7 +26,7 @@ class RequestKind(IntEnum):
     EVAL = 1
     """A held-out image; only the newest policy may make it."""
     AUDIT = 2
-    """A uniformly drawn explored seed, made again with fresh weights to measure how well exploration ranked."""
+    """A uniformly drawn explored seed, made again with fresh weights: tells how well exploration ranked."""
     EXPLORE = 3
     """A candidate seed of the next batch; the previous policy may make it."""
 
@@ -41,10 +41,18 @@ class PolicyVersion:
     def __str__(self) -> str:
         return f"{self.incarnation}.{self.iteration}"
 
+    @classmethod
+    def parse(cls, text: str) -> PolicyVersion:
+        """The inverse of `str`. Raises ValueError for anything else."""
+        incarnation, dot, iteration = text.partition(".")
+        if not dot:
+            raise ValueError(f"policy version must look like 0.12 (incarnation.iteration), got {text!r}")
+        return cls(int(incarnation), int(iteration))
+
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a prompt set: its index there, the text, and what the reward needs to judge an image of it."""
+    """One row of a prompt set: its index there, the text, and what the reward needs to judge its images."""
 
     id: int
     text: str
@@ -91,7 +99,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class RequestKey:
-    """Identity of a sample. A result is accepted once per key, so a rollout is never taken for its exploration."""
+    """Identity of a sample. A result is accepted once per key; a rollout never passes for an exploration."""
 
     run: str
     iteration: int
@@ -132,10 +140,10 @@ class Lease:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What training needs of one sample: the S stochastic transitions, in the dtype in which they were scored.
+    """What training needs of one sample: S stochastic transitions, in the dtype in which they were scored.
 
-    `before_SLC[j] -> after_SLC[j]` is denoising step `spec.stochastic_steps[j]`, with `log_probs_S[j]` under the
-    policy that made it. `fingerprint` says with which arithmetic (see `Fingerprint`).
+    `before_SLC[j] -> after_SLC[j]` is denoising step `spec.stochastic_steps[j]`, with `log_probs_S[j]` under
+    the policy that made it. `fingerprint` says with which arithmetic (see `Engine.fingerprint`).
     """
 
     before_SLC: Blob
@@ -148,7 +156,7 @@ class Trajectory:
 class SampleResult:
     """What a worker returns for a request.
 
-    `error` is set if the sample could not be made or scored: the sample is then left out, it never gets reward 0.
+    `error` is set if the sample could not be made or scored: it is then left out, and never gets reward 0.
     """
 
     key: RequestKey
@@ -200,6 +208,12 @@ class Snapshot:
     world: int = 1
     sp_degree: int = 1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"Snapshot.rank must be in 0..world-1={self.world - 1}, got {self.rank}")
+        if self.sp_degree < 1 or self.world % self.sp_degree:
+            raise ValueError(f"Snapshot.sp_degree must divide world={self.world}, got {self.sp_degree}")
+
     @property
     def dp(self) -> int:
         return self.world // self.sp_degree
@@ -231,3 +245,7 @@ class Explored:
     seed: int
     reward: float
     digest: str
+
+
+ExploredByInstance = Mapping[int, Sequence[Explored]]
+"""Explored seeds of one batch by prompt position."""
