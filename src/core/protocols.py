@@ -93,3 +93,33 @@ class Updater(Protocol):
 
     def backward(self, loss: Any) -> None:
         """Accumulates the gradient of one micro-batch's share of the loss."""
+
+
+class Explorable(Protocol):
+    """What exploration needs of the training module."""
+
+    run: str
+    seed: int
+    cluster: Cluster
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """The version of the weights at this moment."""
+
+    def publish(self) -> None:
+        """Makes the current weights available to the workers, once per version."""
+
+    def spec(self, iteration: int) -> SampleSpec:
+        """How the rollouts of an iteration are denoised; explored seeds must be denoised in the same way."""
+
+    def offer(self, iteration: int, explored: ExploredByInstance) -> None:
+        """Hands over what was explored for an iteration's batch, so that it can choose its seeds."""
+
+    def audit(self, iteration: int, fresh: Mapping[tuple[int, int], float]) -> Mapping[str, float]:
+        """Metrics of how well the exploration of an iteration ranked.
+
+        `fresh` holds rewards by (instance, seed) of the audited seeds, made again under the iteration's weights.
+        """
+
+    def audited_seeds(self, iteration: int) -> Sequence[tuple[int, int]]:
+        """(instance, seed) of explored seeds, drawn uniformly, that are to be made again as an audit."""

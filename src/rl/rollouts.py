@@ -1,0 +1,76 @@
+"""The samples of one iteration as stacked tensors, and the (sample, step) pairs that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from src.core.types import SampleResult, Trajectory
+from src.models.blobs import from_blob
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The samples that were made and scored; failed ones are left out and so move no group's baseline."""
+
+    instances_B: tuple[int, ...]
+    """Position of each sample's prompt in the batch: samples of one prompt are a group."""
+    seeds_B: tuple[int, ...]
+    rewards_B: tuple[float, ...]
+    fingerprints_B: tuple[str, ...]
+    before_BSLC: Tensor
+    after_BSLC: Tensor
+    log_probs_BS: Tensor
+    """Under the policy that made the samples, as reported by whoever made them."""
+    failed: int
+
+    @classmethod
+    def stack(cls, results: Sequence[SampleResult]) -> Rollouts:
+        """Stacks the results that have no error, in order. Raises RuntimeError if every sample failed."""
+        made: list[tuple[SampleResult, Trajectory]] = [
+            (result, result.trajectory) for result in results if result.error is None and result.trajectory
+        ]
+        if not made:
+            first = next((result.error for result in results if result.error), "no result carries a trajectory")
+            raise RuntimeError(f"all {len(results)} rollouts of the iteration failed; the first one: {first}")
+        return cls(
+            instances_B=tuple(result.key.instance for result, _ in made),
+            seeds_B=tuple(result.key.seed for result, _ in made),
+            rewards_B=tuple(result.reward for result, _ in made),
+            fingerprints_B=tuple(trajectory.fingerprint for _, trajectory in made),
+            before_BSLC=torch.stack([from_blob(trajectory.before_SLC) for _, trajectory in made]),
+            after_BSLC=torch.stack([from_blob(trajectory.after_SLC) for _, trajectory in made]),
+            log_probs_BS=torch.stack([from_blob(trajectory.log_probs_S) for _, trajectory in made]),
+            failed=len(results) - len(made),
+        )
+
+    def __len__(self) -> int:
+        return len(self.instances_B)
+
+    def groups(self) -> dict[int, list[int]]:
+        """Row numbers of each prompt instance's samples."""
+        groups: dict[int, list[int]] = {}
+        for row, instance in enumerate(self.instances_B):
+            groups.setdefault(instance, []).append(row)
+        return groups
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """(sample, denoising step) pairs: `row_K` into `Rollouts`, `slot_K` into its S stochastic steps."""
+
+    row_K: Tensor
+    slot_K: Tensor
+
+    def __len__(self) -> int:
+        return len(self.row_K)
+
+    def split(self, size: int) -> list[Pairs]:
+        """Micro-batches of at most `size` pairs."""
+        return [
+            Pairs(rows, slots)
+            for rows, slots in zip(self.row_K.split(size), self.slot_K.split(size), strict=True)
+        ]
