@@ -10,7 +10,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from src.core.types import PolicyVersion, SampleRequest, SampleResult, Snapshot, WorkReport
+from src.core.types import (
+    ExploredByInstance,
+    PolicyVersion,
+    SampleRequest,
+    SampleResult,
+    SampleSpec,
+    Snapshot,
+    WorkReport,
+)
 
 
 class Engine(Protocol):
@@ -118,7 +126,7 @@ class Explorable(Protocol):
     def audit(self, iteration: int, fresh: Mapping[tuple[int, int], float]) -> Mapping[str, float]:
         """Metrics of how well the exploration of an iteration ranked.
 
-        `fresh` holds rewards by (instance, seed) of the audited seeds, made again under the iteration's weights.
+        `fresh` holds rewards by (instance, seed) of audited seeds, made again under the iteration's weights.
         """
 
     def audited_seeds(self, iteration: int) -> Sequence[tuple[int, int]]:

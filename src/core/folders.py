@@ -1,0 +1,45 @@
+"""Folders that are either whole or refused: a manifest with the sha256 of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+
+class FolderError(ValueError):
+    """A sealed folder is missing, truncated or altered; the message names the file."""
+
+
+def seal(folder: Path) -> None:
+    """Writes the manifest of all files in `folder`. Call it last, before the folder gets its final name."""
+    files = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
+
+
+def verify(folder: Path) -> None:
+    """Checks every file of `folder` against its manifest.
+
+    Raises:
+        FolderError: the folder, its manifest or a file is missing, or a file is not what was sealed.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        raise FolderError(f"{folder / MANIFEST} does not exist") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise FolderError(f"{folder / MANIFEST} is damaged: {error}") from error
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise FolderError(f"{name} is missing")
+        if sha256(path) != digest:
+            raise FolderError(f"{name} is truncated or altered (its sha256 differs from the manifest)")
+
+
+def sha256(path: Path) -> str:
+    """Hex digits of a file's sha256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

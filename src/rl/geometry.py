@@ -1,0 +1,88 @@
+"""The arithmetic of a batch: how prompts, seeds, steps and updates divide, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchGeometry:
+    """Sizes of one iteration. Any number of training ranks fits: they share the pairs of each update.
+
+    Args:
+        prompts_per_iteration: P, prompt instances of a batch, each with one group.
+        prompts_available: prompts in the train set.
+        group_size: G, samples per prompt that are trained on.
+        explored_per_prompt: N, seeds per prompt that are explored; 0 for no exploration.
+        steps: T, denoising steps of a sample.
+        stochastic_steps: S, steps that draw noise.
+        trained_steps: stochastic steps of a sample that are trained on.
+        updates: optimizer updates per iteration; they share out the groups.
+        micro_batch: (sample, step) pairs per forward and backward pass.
+
+    Raises:
+        ValueError: one message that names every argument that does not fit, with its value.
+    """
+
+    prompts_per_iteration: int
+    prompts_available: int
+    group_size: int
+    explored_per_prompt: int
+    steps: int
+    stochastic_steps: int
+    trained_steps: int
+    updates: int
+    micro_batch: int
+
+    def __post_init__(self) -> None:
+        P, G, N = self.prompts_per_iteration, self.group_size, self.explored_per_prompt
+        T, S = self.steps, self.stochastic_steps
+        rules = {
+            "prompts_per_iteration": (
+                1 <= P <= self.prompts_available,
+                f"1..{self.prompts_available} (train set)",
+            ),
+            "group_size": (G >= 2, "at least 2, since a sample is compared with its group"),
+            "explored_per_prompt": (N == 0 or N >= G, f"0 or at least group_size={G}"),
+            "steps": (T >= 2, "at least 2, since the last one is not trained"),
+            "stochastic_steps": (1 <= S < T, f"1..{T - 1} (all of steps={T} but the last)"),
+            "trained_steps": (1 <= self.trained_steps <= S, f"1..{S} (stochastic_steps)"),
+            "updates": (1 <= self.updates <= P, f"1..{P} (prompts_per_iteration, whose groups they share)"),
+            "micro_batch": (self.micro_batch >= 1, "at least 1"),
+        }
+        broken = [
+            f"{name} must be {rule}, got {getattr(self, name)}"
+            for name, (holds, rule) in rules.items()
+            if not holds
+        ]
+        if broken:
+            raise ValueError("; ".join(broken))
+
+    @property
+    def samples(self) -> int:
+        """Samples per iteration, P G."""
+        return self.prompts_per_iteration * self.group_size
+
+    @property
+    def explored(self) -> int:
+        """Explored samples per iteration, P N."""
+        return self.prompts_per_iteration * self.explored_per_prompt
+
+    @property
+    def pairs(self) -> int:
+        """Trained (sample, step) pairs per iteration, if no sample fails."""
+        return self.samples * self.trained_steps
+
+    def groups_of_update(self, update: int) -> range:
+        """The prompt instances of one of an iteration's updates: all in turn, as evenly as possible."""
+        P, U = self.prompts_per_iteration, self.updates
+        return range(update * P // U, (update + 1) * P // U)
+
+    def pairs_of_update(self, update: int) -> int:
+        """Trained pairs of an update, if no sample fails."""
+        return len(self.groups_of_update(update)) * self.group_size * self.trained_steps
+
+    def micro_batches(self, update: int, dp: int) -> int:
+        """Passes per rank if `dp` ranks share an update: equal on all, so that collectives match."""
+        share = -(-self.pairs_of_update(update) // dp)
+        return -(-share // self.micro_batch)

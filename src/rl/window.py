@@ -1,0 +1,66 @@
+"""Which denoising steps are stochastic in an iteration, and which of them each sample is trained on.
+
+Both are pure functions. All members of a group share their stochastic steps: groups of mixed windows compare
+samples that could not have been alike, and training collapses. The last step is never stochastic, since its
+noise would stay in the image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from src.core import seeds
+
+
+class Window(Protocol):
+    """Chooses the stochastic steps of an iteration."""
+
+    def steps(self, total_steps: int, run_seed: int, iteration: int) -> tuple[int, ...]:
+        """Increasing indices below `total_steps - 1`, equal for all samples of the iteration."""
+
+
+@dataclass(frozen=True)
+class AllButLast:
+    """Every step but the last (Flow-GRPO)."""
+
+    def steps(self, total_steps: int, run_seed: int, iteration: int) -> tuple[int, ...]:
+        return tuple(range(total_steps - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomWindow:
+    """`size` successive steps among `low .. high - 1`, drawn for each iteration (Flow-GRPO-Fast, MixGRPO)."""
+
+    size: int
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low < 0:
+            raise ValueError(f"RandomWindow.low must not be negative, got {self.low}")
+        if not 1 <= self.size <= self.high - self.low:
+            raise ValueError(
+                f"RandomWindow.size must be in 1..high-low={self.high - self.low}, got {self.size}"
+            )
+
+    def steps(self, total_steps: int, run_seed: int, iteration: int) -> tuple[int, ...]:
+        if self.high >= total_steps:
+            raise ValueError(
+                f"RandomWindow.high must be below steps={total_steps} (the last stays ODE), got {self.high}"
+            )
+        start = seeds.generator("window", run_seed, iteration).randint(self.low, self.high - self.size)
+        return tuple(range(start, start + self.size))
+
+
+def trained_slots(
+    stochastic_steps: int, count: int, *, run_seed: int, iteration: int, instance: int, seed: int
+) -> tuple[int, ...]:
+    """Which `count` of its S stochastic steps a sample is trained on: increasing indices below S.
+
+    Drawn for each sample, so that over a batch the gradient is that of all steps, at a part of the price.
+    """
+    if not 1 <= count <= stochastic_steps:
+        raise ValueError(f"trained_steps must be in 1..{stochastic_steps} (stochastic steps), got {count}")
+    drawn = seeds.draw(range(stochastic_steps), count, "trained steps", run_seed, iteration, instance, seed)
+    return tuple(sorted(drawn))
