@@ -18,18 +18,18 @@ _SUMS = ("pairs", "ratio", "clipped_low", "clipped_high", "abs_log_ratio", "kl",
 
 
 @dataclass(frozen=True)
-class LossTerms:
+class LossSums:
     """Sums over pairs for each denoising step, [7, T]: they add up over micro-batches, updates and ranks."""
 
     sums_XT: Tensor
 
     @classmethod
-    def zeros(cls, steps: int) -> LossTerms:
+    def zeros(cls, steps: int) -> LossSums:
         """Of no pairs, for a grid of T = `steps` denoising steps."""
         return cls(torch.zeros(len(_SUMS), steps, dtype=torch.float64))
 
-    def __add__(self, other: LossTerms) -> LossTerms:
-        return LossTerms(self.sums_XT + other.sums_XT)
+    def __add__(self, other: LossSums) -> LossSums:
+        return LossSums(self.sums_XT + other.sums_XT)
 
     @property
     def pairs(self) -> int:
@@ -77,7 +77,7 @@ class ClippedLoss:
         steps_K: Tensor,
         total_steps: int,
         kl_K: Tensor | None = None,
-    ) -> tuple[Tensor, LossTerms]:
+    ) -> tuple[Tensor, LossSums]:
         """The loss *summed* over the pairs, and its diagnostics.
 
         The sum is what lets micro-batches accumulate: divided by the pairs of the whole update, on all ranks,
@@ -110,7 +110,7 @@ class ClippedLoss:
             "policy_loss": policy_K,
         }
         values_XK = torch.stack([rows[name].detach().to("cpu", torch.float64) for name in _SUMS])
-        sums = LossTerms.zeros(total_steps)
+        sums = LossSums.zeros(total_steps)
         sums.sums_XT.index_add_(1, steps_K.cpu(), values_XK)
         return loss, sums
 

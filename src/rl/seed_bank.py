@@ -53,7 +53,7 @@ class SeedBank:
         self._offers[iteration] = _Offer(policy, in_order)
 
     def take(self, iteration: int, instance: int, count: int) -> tuple[int, ...]:
-        """`count` seeds for a prompt: selected ones if enough are explored, else all explored and new ones."""
+        """`count` seeds for a prompt: selected ones if enough are explored, else all of them and new ones."""
         explored = self.explored(iteration, instance)
         if len(explored) >= count:
             ties = seeds.generator("ties", self._run_seed, iteration, instance)

@@ -7,13 +7,14 @@ noise would stay in the image.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from src.core import seeds
 
 
-class Window(Protocol):
+class StepWindow(Protocol):
     """Chooses the stochastic steps of an iteration."""
 
     def steps(self, total_steps: int, run_seed: int, iteration: int) -> tuple[int, ...]:
@@ -53,14 +54,14 @@ class RandomWindow:
         return tuple(range(start, start + self.size))
 
 
-def trained_slots(
-    stochastic_steps: int, count: int, *, run_seed: int, iteration: int, instance: int, seed: int
+def trained_steps(
+    stochastic: Sequence[int], count: int, *, run_seed: int, iteration: int, instance: int, seed: int
 ) -> tuple[int, ...]:
-    """Which `count` of its S stochastic steps a sample is trained on: increasing indices below S.
+    """Which `count` of its stochastic steps a sample is trained on, increasing.
 
     Drawn for each sample, so that over a batch the gradient is that of all steps, at a part of the price.
     """
-    if not 1 <= count <= stochastic_steps:
-        raise ValueError(f"trained_steps must be in 1..{stochastic_steps} (stochastic steps), got {count}")
-    drawn = seeds.draw(range(stochastic_steps), count, "trained steps", run_seed, iteration, instance, seed)
+    if not 1 <= count <= len(stochastic):
+        raise ValueError(f"trained_steps must be in 1..{len(stochastic)} (stochastic steps), got {count}")
+    drawn = seeds.draw(stochastic, count, "trained steps", run_seed, iteration, instance, seed)
     return tuple(sorted(drawn))
