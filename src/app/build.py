@@ -37,6 +37,7 @@ def build_sampler(config: Config, adapter: DiTAdapter) -> Sampler:
         adapter=adapter,
         rule=instantiate(config["algo"]["rule"]),
         schedule_for=instantiate(config["model"]["schedule"]),
+        noise_steps=config["algo"]["steps"],
         batch_size=config["model"]["batch_size"],
         stored_dtype=getattr(torch, config["model"]["stored_dtype"]),
     )

@@ -17,7 +17,7 @@ from src.core.clock import monotonic_s
 from src.core.types import Blob, Prompt, RequestKind, SampleRequest, SampleResult, Trajectory, WorkReport
 from src.models.adapter import DiTAdapter
 from src.models.blobs import to_blob
-from src.models.sampler import Sampler, Samples
+from src.models.sampler import Sampler, SamplerState
 from src.rl.rewards.reward import Reward, ScoreError, score_samples
 
 WEIGHTS_FILE = "model.safetensors"
@@ -138,7 +138,7 @@ class RolloutEngine:
         return scores
 
     def _result(
-        self, request: SampleRequest, samples: Samples, row: int, scored: _Scored, worker: str
+        self, request: SampleRequest, samples: SamplerState, row: int, scored: _Scored, worker: str
     ) -> SampleResult:
         checksum = self._checksum or self.weights_changed()
         if isinstance(scored.reward, ScoreError):
@@ -157,10 +157,11 @@ class RolloutEngine:
             image=Blob("uint8", image_HWC.shape, image_HWC.tobytes()) if kind is RequestKind.EVAL else None,
         )
 
-    def _trajectory(self, samples: Samples, row: int) -> Trajectory:
+    def _trajectory(self, samples: SamplerState, row: int) -> Trajectory:
+        path = samples.trajectory
         return Trajectory(
-            before_SLC=to_blob(samples.before_BSLC[row]),
-            after_SLC=to_blob(samples.after_BSLC[row]),
-            log_probs_S=to_blob(samples.log_probs_BS[row]),
+            before_SLC=to_blob(path.before_BSLC[row]),
+            after_SLC=to_blob(path.after_BSLC[row]),
+            log_probs_S=to_blob(path.log_probs_BS[row]),
             fingerprint=self.fingerprint,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,15 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.instances_B)
 
+    def to(self, device: torch.device) -> Rollouts:
+        """The same with its tensors on a device."""
+        return replace(
+            self,
+            before_BSLC=self.before_BSLC.to(device),
+            after_BSLC=self.after_BSLC.to(device),
+            log_probs_BS=self.log_probs_BS.to(device),
+        )
+
     def groups(self) -> dict[int, list[int]]:
         """Row numbers of each prompt instance's samples."""
         groups: dict[int, list[int]] = {}
@@ -64,6 +73,16 @@ class Pairs:
 
     row_K: Tensor
     slot_K: Tensor
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[int, int]]) -> Pairs:
+        """From (row, slot) tuples."""
+        row_slot_K2 = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
+        return cls(row_slot_K2[:, 0], row_slot_K2[:, 1])
+
+    def to(self, device: torch.device) -> Pairs:
+        """The same on a device."""
+        return Pairs(self.row_K.to(device), self.slot_K.to(device))
 
     def __len__(self) -> int:
         return len(self.row_K)

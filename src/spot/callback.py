@@ -9,19 +9,31 @@ So the choice of seeds is stale by one version, and nothing else: kept seeds are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import pytorch_lightning as pl
 
 from src.core import seeds
-from src.core.protocols import Explorable, ExploredByInstance
-from src.core.types import Batch, Explored, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult
+from src.core.protocols import Explorable
+from src.core.types import (
+    Batch,
+    Explored,
+    ExploredByInstance,
+    Prompt,
+    RequestKey,
+    RequestKind,
+    SampleRequest,
+    SampleResult,
+)
 from src.spot.planner import Outlook, Planner
 
 
 class Exploration(Protocol):
     """Where the explored rewards of the next batch come from, and when they count."""
+
+    wait_s: float
+    """How long to wait for results when training is over."""
 
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
         """Training begins: explore meanwhile."""
@@ -52,13 +64,15 @@ class Await(Race):
 
 
 class Replay:
-    """The explored rewards that an earlier run accepted, whatever was fast or slow then.
+    """The explored rewards that an earlier run accepted, whatever was fast or slow then. Nothing is explored.
 
     Args:
         explored: by iteration, from that run's event log.
     """
 
-    def __init__(self, *, explored: dict[int, ExploredByInstance], source: str) -> None:
+    wait_s = 0.0
+
+    def __init__(self, *, explored: Mapping[int, ExploredByInstance], source: str) -> None:
         self._explored = explored
         self._source = source
 
@@ -103,7 +117,7 @@ class SpotExploration(pl.Callback):
             module.offer(batch.iteration + 1, explored)
             metrics["explore/requested"] = len(self._explores)
             metrics["explore/explored"] = sum(map(len, explored.values()))
-        audited = module.cluster.close(self._audits, wait_s=getattr(self._exploration, "wait_s", 0.0))
+        audited = module.cluster.close(self._audits, wait_s=self._exploration.wait_s)
         fresh = {(r.key.instance, r.key.seed): r.reward for r in audited if r.error is None}
         metrics |= module.audit(batch.iteration, fresh)
         module.cluster.log_metrics(batch.iteration + 1, metrics)

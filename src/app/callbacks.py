@@ -1,0 +1,217 @@
+"""What happens between iterations besides exploration: evaluation on held-out prompts, and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from src.app import checkpoint
+from src.app.checkpoint import Checkpoint, CheckpointError
+from src.core import seeds
+from src.core.clock import Stopwatch
+from src.core.stats import mean
+from src.core.types import Blob, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
+from src.parallel.updater import flatten_optimizer, restore_optimizer
+from src.rl.module import FlowGRPO
+from src.rl.rewards.image_stats import image_statistics
+
+
+class Evaluation(pl.Callback):
+    """Rewards and images of held-out prompts, with fixed seeds and without step noise.
+
+    Runs before the first iteration, after every `every`-th and after the last one.
+
+    Args:
+        prompts: the held-out set; image i of it always has the same seed.
+        spec: how held-out images are denoised.
+        every: iterations between evaluations.
+        images: how many of them are written into the run folder.
+        folder: where (`images/` of the run folder).
+        last: number of the last iteration.
+    """
+
+    def __init__(
+        self, *, prompts: Sequence[Prompt], spec: SampleSpec, every: int, images: int, folder: Path, last: int
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"callbacks.evaluate.every must be at least 1, got {every}")
+        self._prompts = prompts
+        self._spec = spec
+        self._every = every
+        self._images = images
+        self._folder = folder
+        self._last = last
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        module = cast(FlowGRPO, pl_module)
+        if module.iteration == 0:
+            self._evaluate(module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module = cast(FlowGRPO, pl_module)
+        if module.iteration % self._every == 0 or module.iteration == self._last:
+            self._evaluate(module)
+
+    def _evaluate(self, module: FlowGRPO) -> None:
+        module.publish()
+        watch = Stopwatch()
+        with watch.phase("evaluate"), module.cluster.phase("evaluate", module.iteration):
+            results = module.cluster.collect([self._request(module, i) for i in range(len(self._prompts))])
+        made = [result for result in results if result.error is None]
+        if not made:
+            raise RuntimeError(f"all {len(results)} held-out samples failed; the first one: {results[0].error}")
+        rewards = [result.reward for result in made]
+        judgements = [result.scores["judge"] for result in made if "judge" in result.scores]
+        images_BHWC = np.stack([_image(result.image) for result in made if result.image is not None])
+        statistics = image_statistics(images_BHWC)
+        metrics = {
+            "eval/reward": mean(rewards),
+            "eval/exact": mean([float(reward > 0.999) for reward in rewards]),
+            "eval/judge": mean(judgements),
+            "eval/failed": float(len(results) - len(made)),
+            "time/evaluate_s": watch.seconds["evaluate"],
+            **{f"images/{name}": value for name, value in statistics.items()},
+        }
+        files = self._write_images(module.iteration, results)
+        module.cluster.record(
+            "evaluated",
+            iteration=module.iteration,
+            reward=metrics["eval/reward"],
+            judge=metrics["eval/judge"],
+            images=files,
+        )
+        module.cluster.log_metrics(module.iteration, metrics)
+
+    def _request(self, module: FlowGRPO, index: int) -> SampleRequest:
+        seed, steps = seeds.eval_seed(index), self._spec.steps
+        key = RequestKey(module.run, module.iteration, RequestKind.EVAL, index, seed, module.policy, steps)
+        return SampleRequest(key, self._prompts[index], self._spec)
+
+    def _write_images(self, iteration: int, results: Sequence[SampleResult]) -> list[str]:
+        """PNG files and their entries in manifest.json; entries of an iteration that is repeated are replaced."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        manifest = self._folder / "manifest.json"
+        entries = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else []
+        entries = [entry for entry in entries if entry["iteration"] < iteration]
+        files = []
+        for index, result in enumerate(results[: self._images]):
+            if result.image is None:
+                continue
+            name = f"{iteration:03d}_{index:02d}.png"
+            image_HWC = _image(result.image)
+            Image.fromarray(image_HWC.squeeze(-1) if image_HWC.shape[-1] == 1 else image_HWC).save(self._folder / name)
+            files.append(name)
+            entries.append(
+                {
+                    "iteration": iteration,
+                    "index": index,
+                    "prompt": self._prompts[index].text,
+                    "reward": result.reward,
+                    "judge": result.scores.get("judge"),
+                    "file": name,
+                }
+            )
+        manifest.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+        return files
+
+
+class Checkpointing(pl.Callback):
+    """Saves between iterations, restores before the first one, and ends the job when the user asks for it.
+
+    Args:
+        root: `checkpoints/` of the run folder.
+        every: iterations between checkpoints; the last iteration and an interrupted one are always saved.
+        keep: newest checkpoints that are not deleted.
+        last: number of the last iteration.
+        base: checksum of the model that training started from: the reference policy, which is not saved.
+        resume: the checkpoint to go on from.
+    """
+
+    def __init__(
+        self, *, root: Path, every: int, keep: int, last: int, base: str, resume: Checkpoint | None
+    ) -> None:
+        if every < 1 or keep < 1:
+            raise ValueError(f"callbacks.checkpoint.every and .keep must be at least 1, got {every} and {keep}")
+        self._root = root
+        self._every = every
+        self._keep = keep
+        self._last = last
+        self._base = base
+        self._resume = resume
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._resume is not None:
+            restore(cast(FlowGRPO, pl_module), trainer.optimizers[0], self._resume, base=self._base)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module = cast(FlowGRPO, pl_module)
+        stop = module.cluster.should_stop()
+        if stop or module.iteration % self._every == 0 or module.iteration == self._last:
+            watch = Stopwatch()
+            with watch.phase("save"):
+                content = snapshot(module, trainer.optimizers[0], base=self._base)
+                folder = checkpoint.save(self._root, module.iteration, content, keep=self._keep)
+            module.cluster.record(
+                "checkpoint_saved",
+                iteration=module.iteration,
+                path=f"{self._root.name}/{folder.name}",
+                bytes=sum(file.stat().st_size for file in folder.iterdir()),
+                save_s=watch.seconds["save"],
+            )
+        trainer.should_stop = trainer.should_stop or stop
+
+
+def snapshot(module: FlowGRPO, optimizer: torch.optim.Optimizer, *, base: str) -> Checkpoint:
+    """Everything that decides the rest of the run."""
+    moments, scalars = flatten_optimizer(optimizer, dict(module.transformer.named_parameters()))
+    return Checkpoint(
+        tensors={
+            "policy": module.adapter.trainable_state(),
+            "optimizer": moments,
+            "random": {"torch": torch.get_rng_state()},
+        },
+        state={
+            "run": module.run,
+            "seed": module.seed,
+            "incarnation": module.incarnation,
+            "iteration": module.iteration,
+            "base": base,
+            "optimizer": scalars,
+            "seed_bank": module.seed_bank.state_dict(),
+        },
+    )
+
+
+def restore(module: FlowGRPO, optimizer: torch.optim.Optimizer, content: Checkpoint, *, base: str) -> None:
+    """Puts the run where `snapshot` was taken.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another seed or base model.
+    """
+    state = content.state
+    for field, here in (("seed", module.seed), ("base", base)):
+        if state[field] != here:
+            raise CheckpointError(f"the checkpoint was made with {field}={state[field]}, this job has {field}={here}")
+    module.adapter.load_trainable_state(content.tensors["policy"])
+    parameters = dict(module.transformer.named_parameters())
+    restore_optimizer(optimizer, parameters, content.tensors["optimizer"], state["optimizer"])
+    torch.set_rng_state(content.tensors["random"]["torch"])
+    module.seed_bank.load_state_dict(state["seed_bank"])
+    module.iteration = state["iteration"]
+
+
+def _image(blob: Blob | None) -> NDArray[np.uint8]:
+    assert blob is not None
+    return np.frombuffer(blob.buffer, dtype=np.uint8).reshape(blob.shape)

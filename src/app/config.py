@@ -1,0 +1,168 @@
+"""Checks a configuration before anything heavy starts, and turns it into plain data. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from src.core.events import read_jsonl
+from src.core.folders import FolderError, verify
+from src.rl.geometry import BatchGeometry
+from src.tasks.task import RenderedTask
+
+Config = Mapping[str, Any]
+"""A resolved configuration: dictionaries, lists and plain values, as in a run folder's config.yaml."""
+
+CHECKPOINTS = "checkpoints"
+
+
+class ConfigError(ValueError):
+    """Bad configuration or input: one line that names the key and its value. Ends the program with code 2."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What the job is going to do.
+
+    Args:
+        config: resolved, as written to config.yaml.
+        folder: the run folder.
+        resume: checkpoint folder to go on from, or None.
+        warnings: what the user should see before the start.
+    """
+
+    config: Config
+    folder: Path
+    resume: Path | None
+    warnings: tuple[str, ...] = ()
+
+
+def plan_run(config: DictConfig) -> RunPlan:
+    """Resolves and checks a composed configuration, and prepares the run folder.
+
+    Raises:
+        ConfigError: something in it cannot work.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir).resolve()
+    config.paths.output_dir = str(folder)
+    resolved: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    check(resolved)
+    resume, warnings = find_checkpoint(resolved["ckpt_path"], folder)
+    if resume is None and (folder / "events.jsonl").exists():
+        raise ConfigError(
+            f"paths.output_dir={folder} already holds a run: go on with ckpt_path=last, or give another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
+    return RunPlan(resolved, folder, resume, warnings)
+
+
+def check(config: Config) -> None:
+    """Refuses what cannot work, before any process is started."""
+    parallel, trainer = config["parallel"], config["trainer"]
+    if parallel["sp_degree"] != 1 or trainer["devices"] != 1:
+        raise ConfigError(
+            f"parallel=single trains on one device without sequence parallelism, got trainer.devices="
+            f"{trainer['devices']} and parallel.sp_degree={parallel['sp_degree']}"
+        )
+    if trainer["max_steps"] < 1:
+        raise ConfigError(f"trainer.max_steps counts iterations and must be at least 1, got {trainer['max_steps']}")
+    if config["cluster"]["spot_workers"] < 0:
+        raise ConfigError(f"cluster.spot_workers must not be negative, got {config['cluster']['spot_workers']}")
+    explore = config["explore"]
+    if explore["sync"] not in ("race", "await", "replay"):
+        raise ConfigError(f"explore.sync must be race, await or replay, got {explore['sync']!r}")
+    if (explore["sync"] == "replay") != (explore["replay_from"] is not None):
+        raise ConfigError(
+            f"explore.replay_from names the run to replay, just for explore.sync=replay; got "
+            f"explore.sync={explore['sync']} and explore.replay_from={explore['replay_from']}"
+        )
+    geometry(config)
+
+
+def geometry(config: Config) -> BatchGeometry:
+    """The sizes of one iteration.
+
+    Raises:
+        ConfigError: they do not fit; the message names each that does not.
+    """
+    algo, task = config["algo"], build(config["data"]["task"], "data.task")
+    window = build(algo["window"], "algo.window")
+    try:
+        return BatchGeometry(
+            prompts_per_iteration=config["data"]["prompts_per_iteration"],
+            prompts_available=len(task.train_prompts),
+            group_size=algo["group_size"],
+            explored_per_prompt=config["planner"].get("seeds_per_prompt", 0),
+            steps=algo["steps"],
+            stochastic_steps=len(window.steps(algo["steps"], 0, 0)),
+            trained_steps=algo["trained_steps"],
+            updates=algo["updates"],
+            micro_batch=algo["micro_batch"],
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def task(config: Config) -> RenderedTask:
+    """The task whose prompts are trained and evaluated on."""
+    built: RenderedTask = build(config["data"]["task"], "data.task")
+    return built
+
+
+def build(section: Config, key: str) -> Any:
+    """Instantiates a section of the configuration.
+
+    Raises:
+        ConfigError: it has an unknown key, or a value that its constructor refuses.
+    """
+    try:
+        return instantiate(section)
+    except InstantiationException as error:
+        cause = error.__cause__
+        raise ConfigError(f"{key}: {cause or str(error).splitlines()[0]}") from error
+
+
+def find_checkpoint(ckpt_path: str | None, folder: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """The checkpoint that `ckpt_path` means, and warnings about damaged ones that were passed over.
+
+    `last` means the newest good one of this run folder, another run folder that folder's. A checkpoint that is named
+    itself must be good.
+
+    Raises:
+        ConfigError: there is none, or the named one is damaged.
+    """
+    if ckpt_path is None:
+        return None, ()
+    path = folder if ckpt_path == "last" else Path(ckpt_path)
+    if not (path / CHECKPOINTS).is_dir():
+        try:
+            verify(path)
+        except FolderError as error:
+            raise ConfigError(f"ckpt_path={ckpt_path}: {error}") from error
+        return path, ()
+    warnings = []
+    for candidate in sorted((path / CHECKPOINTS).glob("iteration_*"), reverse=True):
+        try:
+            verify(candidate)
+        except FolderError as error:
+            warnings.append(f"checkpoint {candidate} is damaged and passed over: {error}")
+        else:
+            return candidate, tuple(warnings)
+    raise ConfigError("; ".join([f"ckpt_path={ckpt_path}: no good checkpoint in {path / CHECKPOINTS}", *warnings]))
+
+
+def past_starts(folder: Path) -> int:
+    """How often the run of this folder was started before."""
+    log = folder / "events.jsonl"
+    if not log.exists():
+        return 0
+    return sum(event["kind"] == "run_started" for event in read_jsonl(log))

@@ -1,0 +1,336 @@
+"""The training loop: one `training_step` is one iteration of GRPO on a batch of prompts.
+
+Samples are made and scored by the cluster, by this rank and the spot workers alike. Which seeds are rolled out was
+decided while the iteration before trained: `src/spot/callback.py` is the callback around this step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from src.core.clock import Stopwatch
+from src.core.events import explored_rows
+from src.core.protocols import Cluster, Updater
+from src.core.stats import mean, variance
+from src.core.types import (
+    Batch,
+    ExploredByInstance,
+    PolicyVersion,
+    Prompt,
+    RequestKey,
+    RequestKind,
+    SampleRequest,
+    SampleSpec,
+)
+from src.models.adapter import DiTAdapter
+from src.rl.advantages import Advantages, GroupAdvantage
+from src.rl.audit import AuditPair, audit_statistics
+from src.rl.geometry import BatchGeometry
+from src.rl.loss import LossSums
+from src.rl.policy_gradient import PolicyGradient, TrainingSet
+from src.rl.rollouts import Pairs, Rollouts
+from src.rl.seed_bank import SeedBank
+from src.rl.window import StepWindow, trained_steps
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Which run this is: its name, its seed, and how often it was started before."""
+
+    run: str
+    seed: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How many explored seeds are made again to measure the ranking: `seeds` of each of `prompts` prompts."""
+
+    prompts: int
+    seeds: int
+
+
+class FlowGRPO(pl.LightningModule):
+    """Flow-GRPO (arXiv 2505.05470) on seeds that were chosen by exploration.
+
+    Args:
+        identity: run, seed and incarnation.
+        cluster: makes samples and holds the event log.
+        adapter: the model that is trained, and its prompt encoder.
+        save_weights: writes the trained parameters into a folder and returns their checksum.
+        fingerprint: the arithmetic of this rank; log-probabilities of other arithmetic are computed anew.
+        geometry: sizes of the batch. guidance_scale: of classifier-free guidance, 1 for none.
+        window: the stochastic steps of an iteration.
+        old_logprob: `rollout` trusts the log-probabilities that came with the samples, `recompute` none of them,
+            `auto` those with this rank's fingerprint.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: RunIdentity,
+        cluster: Cluster,
+        adapter: DiTAdapter,
+        save_weights: Callable[[Path], str],
+        fingerprint: str,
+        geometry: BatchGeometry,
+        guidance_scale: float,
+        window: StepWindow,
+        advantage: GroupAdvantage,
+        policy_gradient: PolicyGradient,
+        seed_bank: SeedBank,
+        audit: Audit,
+        old_logprob: str,
+        optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+    ) -> None:
+        super().__init__()
+        if old_logprob not in ("auto", "rollout", "recompute"):
+            raise ValueError(f"algo.old_logprob must be auto, rollout or recompute, got {old_logprob!r}")
+        self.automatic_optimization = False
+        self.run = identity.run
+        self.seed = identity.seed
+        self.incarnation = identity.incarnation
+        self.cluster = cluster
+        self.adapter = adapter
+        self.transformer = adapter.transformer  # registered here, so that Lightning sees its parameters
+        self.seed_bank = seed_bank
+        self.geometry = geometry
+        self.iteration = 0
+        """Iterations done. Lightning's global_step counts optimizer steps, so nothing here uses it."""
+        self._save_weights = save_weights
+        self._fingerprint = fingerprint
+        self._guidance_scale = guidance_scale
+        self._window = window
+        self._advantage = advantage
+        self._policy_gradient = policy_gradient
+        self._audit = audit
+        self._old_logprob = old_logprob
+        self._make_optimizer = optimizer
+        self._published: PolicyVersion | None = None
+        self._rollout_rewards: dict[tuple[int, int], float] = {}
+
+    # ---------------------------------------------------------------- one iteration
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        watch = Stopwatch()
+        with watch.phase("rollout"), self.cluster.phase("rollout", batch.iteration):
+            seeds_PG = self.take_seeds(batch)
+            rollouts = self.roll_out(batch, seeds_PG)
+        with watch.phase("train"), self.cluster.phase("train", batch.iteration):
+            advantages = self.advantages(batch, rollouts)
+            data, metrics = self.training_set(batch, rollouts, advantages, watch)
+            metrics |= self.update(batch, data)
+        self.iteration = batch.iteration + 1
+        metrics |= rollout_metrics(rollouts, advantages)
+        metrics |= {f"time/{phase}_s": seconds for phase, seconds in watch.seconds.items()}
+        self.cluster.log_metrics(self.iteration, metrics)
+
+    def take_seeds(self, batch: Batch) -> list[tuple[int, ...]]:
+        """G seeds per prompt: the kept ones of those explored, random ones where none were."""
+        count, instances = self.geometry.group_size, range(len(batch.prompts))
+        taken = [self.seed_bank.take(batch.iteration, instance, count) for instance in instances]
+        self.cluster.record("kept", iteration=batch.iteration, seeds=dict(enumerate(taken)))
+        return taken
+
+    def roll_out(self, batch: Batch, seeds_PG: Sequence[Sequence[int]]) -> Rollouts:
+        """Trajectories and rewards under the current weights."""
+        requests = [
+            self.request(RequestKind.ROLLOUT, batch.iteration, instance, prompt, seed)
+            for instance, (prompt, seeds_G) in enumerate(zip(batch.prompts, seeds_PG, strict=True))
+            for seed in seeds_G
+        ]
+        rollouts = Rollouts.stack(self.cluster.collect(requests)).to(self.device)
+        made = zip(rollouts.instances_B, rollouts.seeds_B, rollouts.rewards_B, strict=True)
+        self._rollout_rewards = {(instance, seed): reward for instance, seed, reward in made}
+        return rollouts
+
+    def advantages(self, batch: Batch, rollouts: Rollouts) -> Advantages:
+        """Advantages by group, in the order of `rollouts.groups()`."""
+        groups = rollouts.groups()
+        rewards = [[rollouts.rewards_B[row] for row in rows] for rows in groups.values()]
+        explored = [
+            [found.reward for found in self.seed_bank.explored(batch.iteration, instance)] for instance in groups
+        ]
+        return self._advantage(rewards, explored)
+
+    def training_set(
+        self, batch: Batch, rollouts: Rollouts, advantages: Advantages, watch: Stopwatch
+    ) -> tuple[TrainingSet, dict[str, float]]:
+        """The rollouts with advantages and the log-probabilities that the ratio starts from."""
+        advantages_B = torch.zeros(len(rollouts), device=self.device)
+        for rows, values in zip(rollouts.groups().values(), advantages.groups, strict=True):
+            advantages_B[rows] = torch.as_tensor(values, dtype=torch.float32, device=self.device)
+        cond = self.adapter.encode([batch.prompts[instance].text for instance in rollouts.instances_B])
+        spec = self.spec(batch.iteration)
+        old_BS = rollouts.log_probs_BS.clone()
+        untrusted = self._untrusted(rollouts)
+        if untrusted:
+            with watch.phase("recompute"):
+                old_BS[untrusted] = self._policy_gradient.log_probs(rollouts, cond, spec, untrusted)
+        drift_BS = (old_BS - rollouts.log_probs_BS).exp()
+        metrics = {"train/ratio_rollout": float(drift_BS.mean()), "train/recomputed": float(len(untrusted))}
+        return TrainingSet(rollouts, cond, spec, advantages_B, old_BS), metrics
+
+    def update(self, batch: Batch, data: TrainingSet) -> dict[str, float]:
+        """The optimizer updates of the iteration; each takes its share of the groups."""
+        sums, first, norms = LossSums.zeros(data.spec.steps), LossSums.zeros(data.spec.steps), []
+        for number in range(self.geometry.updates):
+            pairs, count = self.pairs(batch, data, self.geometry.groups_of_update(number))
+            if len(pairs) == 0:
+                continue  # every group of this share has equal rewards: there is nothing to learn from
+            done: list[LossSums] = []
+
+            def closure(pairs: Pairs = pairs, count: int = count, done: list[LossSums] = done) -> float:
+                done[:] = [
+                    self._policy_gradient.backward(data, pairs, scale=1 / count, backward=self.updater.backward)
+                ]
+                return done[0].means()["policy_loss"]
+
+            norms.append(self.updater.apply(batch.iteration * self.geometry.updates + number, closure))
+            sums, first = sums + done[0], first if first.pairs else done[0]
+        return update_metrics(sums, first, norms)
+
+    def pairs(self, batch: Batch, data: TrainingSet, instances: Iterable[int]) -> tuple[Pairs, int]:
+        """The (sample, step) pairs of some groups that carry a gradient, and the number of all their pairs.
+
+        Samples of advantage 0 add nothing, so no forward pass is spent on them; they count in the mean all the same.
+        """
+        groups = data.rollouts.groups()
+        slot_of = {step: slot for slot, step in enumerate(data.spec.stochastic_steps)}
+        chosen, count = [], 0
+        for row in (row for instance in instances for row in groups.get(instance, [])):
+            count += self.geometry.trained_steps
+            if data.advantages_B[row] == 0 and not self._policy_gradient.has_kl:
+                continue
+            steps = trained_steps(
+                data.spec.stochastic_steps,
+                self.geometry.trained_steps,
+                run_seed=self.seed,
+                iteration=batch.iteration,
+                instance=data.rollouts.instances_B[row],
+                seed=data.rollouts.seeds_B[row],
+            )
+            chosen += [(row, slot_of[step]) for step in steps]
+        return Pairs.of(chosen).to(self.device), count
+
+    def _untrusted(self, rollouts: Rollouts) -> list[int]:
+        """Rows whose log-probabilities are computed anew."""
+        if self._old_logprob == "rollout":
+            return []
+        trusted = self._fingerprint if self._old_logprob == "auto" else None
+        return [row for row, made_by in enumerate(rollouts.fingerprints_B) if made_by != trusted]
+
+    # ---------------------------------------------------------------- what exploration needs (core.protocols.Explorable)
+
+    @property
+    def policy(self) -> PolicyVersion:
+        return PolicyVersion(self.incarnation, self.iteration)
+
+    def publish(self) -> None:
+        """Makes the current weights available to the workers, once per version."""
+        if self._published != self.policy:
+            self.cluster.publish(self.policy, self._save_weights)
+            self._published = self.policy
+
+    def spec(self, iteration: int) -> SampleSpec:
+        """How the rollouts and explorations of an iteration are denoised."""
+        steps = self.geometry.steps
+        return SampleSpec(steps, self._window.steps(steps, self.seed, iteration), self._guidance_scale)
+
+    def request(
+        self, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, seed: int
+    ) -> SampleRequest:
+        """A sample of an iteration's batch under the current weights."""
+        spec = self.spec(iteration)
+        return SampleRequest(RequestKey(self.run, iteration, kind, instance, seed, self.policy, spec.steps), prompt, spec)
+
+    def offer(self, iteration: int, explored: ExploredByInstance) -> None:
+        """Takes what was explored for the batch of `iteration` (with the weights before this iteration's updates)."""
+        version = PolicyVersion(self.incarnation, iteration - 1)
+        rows = explored_rows(explored)
+        self.cluster.record("explored", iteration=iteration, version=str(version), results=rows)
+        self.seed_bank.forget_before(iteration - 1)
+        self.seed_bank.offer(iteration, explored, version)
+
+    def audited_seeds(self, iteration: int) -> list[tuple[int, int]]:
+        """(instance, seed) of the audit's seeds that are not rolled out anyway."""
+        kept = {
+            (instance, seed)
+            for instance in range(self.geometry.prompts_per_iteration)
+            for seed in self.seed_bank.take(iteration, instance, self.geometry.group_size)
+        }
+        drawn = self.seed_bank.audit(iteration, self._audit.prompts, self._audit.seeds)
+        seeds = [(instance, found.seed) for instance, explored in drawn.items() for found in explored]
+        return [pair for pair in seeds if pair not in kept]
+
+    def audit(self, iteration: int, fresh: Mapping[tuple[int, int], float]) -> dict[str, float]:
+        """Rank correlation of stale and fresh rewards, and the reward variance of the kept against random seeds."""
+        known = {**self._rollout_rewards, **fresh}
+        drawn = self.seed_bank.audit(iteration, self._audit.prompts, self._audit.seeds)
+        pairs = [
+            AuditPair(instance, found.seed, found.reward, known[instance, found.seed])
+            for instance, explored in drawn.items()
+            for found in explored
+            if (instance, found.seed) in known
+        ]
+        if not pairs:
+            return {}
+        rows = [vars(pair) for pair in pairs]
+        self.cluster.record("audited", iteration=iteration, pairs=rows)
+        statistics = audit_statistics(pairs)
+        return {
+            "explore/spearman": statistics.spearman,
+            "explore/variance_random": statistics.random_variance,
+            "explore/audited": float(statistics.pairs),
+        }
+
+    # ---------------------------------------------------------------- Lightning
+
+    @property
+    def updater(self) -> Updater:
+        return cast(Updater, self.trainer.strategy.updater)  # type: ignore[attr-defined]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self._make_optimizer([p for p in self.transformer.parameters() if p.requires_grad])
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch  # prompts are text
+
+
+def rollout_metrics(rollouts: Rollouts, advantages: Advantages) -> dict[str, float]:
+    """Rewards of the iteration's samples, and how much contrast their groups have."""
+    rewards = [[rollouts.rewards_B[row] for row in rows] for rows in rollouts.groups().values()]
+    return {
+        "train/reward": mean(rollouts.rewards_B),
+        "train/samples": float(len(rollouts)),
+        "train/failed_samples": float(rollouts.failed),
+        "train/zero_variance_groups": float(advantages.zero_variance),
+        "explore/variance_kept": mean([variance(group) * len(group) / max(len(group) - 1, 1) for group in rewards]),
+    }
+
+
+def update_metrics(sums: LossSums, first: LossSums, norms: Sequence[float]) -> dict[str, float]:
+    """Diagnostics of the iteration's updates; `first` are the sums of the first one, taken before any weight moved."""
+    metrics = {"train/updates": float(len(norms))}
+    if not norms:
+        return metrics
+    means = sums.means()
+    return metrics | {
+        "train/grad_norm": mean(norms),
+        "train/ratio": means["ratio"],
+        "train/ratio_first": first.means()["ratio"],
+        "train/abs_log_ratio_first": first.means()["abs_log_ratio"],
+        "train/clip_fraction": means["clipped_low"] + means["clipped_high"],
+        "train/clip_fraction_low": means["clipped_low"],
+        "train/clip_fraction_high": means["clipped_high"],
+        "train/kl": means["kl"],
+        "train/policy_loss": means["policy_loss"],
+        **{f"train/delta_log_prob/{step}": value for step, value in sums.per_step("abs_log_ratio").items()},
+    }

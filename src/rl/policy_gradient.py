@@ -1,0 +1,112 @@
+"""The gradient of the policy loss over (sample, step) pairs, in micro-batches of replayed denoising steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from src.core.types import SampleSpec
+from src.models.adapter import Conditioning
+from src.models.lora import Reference
+from src.models.sampler import Sampler, log_probs_at, step_transition
+from src.models.steps import gaussian_kl
+from src.rl.loss import ClippedLoss, LossSums
+from src.rl.rollouts import Pairs, Rollouts
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """What the updates of one iteration train on.
+
+    `advantages_B` and the prompts' `cond` have a row per sample of `rollouts`; `old_log_probs_BS` are those that the
+    ratio starts from.
+    """
+
+    rollouts: Rollouts
+    cond: Conditioning
+    spec: SampleSpec
+    advantages_B: Tensor
+    old_log_probs_BS: Tensor
+
+
+class PolicyGradient:
+    """Replays denoising steps under the current weights.
+
+    Args:
+        sampler: how this job denoises; the replay uses its model, step rule and schedule.
+        loss: the clipped loss.
+        reference: the frozen policy that the KL term holds on to; None without KL term.
+        micro_batch: pairs per forward and backward pass. It bounds memory and does not change the gradient.
+    """
+
+    def __init__(
+        self, *, sampler: Sampler, loss: ClippedLoss, reference: Reference | None, micro_batch: int
+    ) -> None:
+        if bool(loss.kl_weight) != (reference is not None):
+            raise ValueError(f"a reference is needed just when algo.loss.kl_weight is not 0, got {loss.kl_weight}")
+        self._sampler = sampler
+        self._loss = loss
+        self._reference = reference
+        self._micro_batch = micro_batch
+
+    @property
+    def has_kl(self) -> bool:
+        """Whether samples of advantage 0 have a gradient too."""
+        return self._reference is not None
+
+    def backward(
+        self, data: TrainingSet, pairs: Pairs, *, scale: float, backward: Callable[[Tensor], None]
+    ) -> LossSums:
+        """Accumulates the gradient of `scale` times the loss summed over the pairs."""
+        sums = LossSums.zeros(data.spec.steps)
+        for part in pairs.split(self._micro_batch):
+            loss, part_sums = self._loss_of(data, part)
+            backward(loss * scale)
+            sums = sums + part_sums
+        return sums
+
+    @torch.no_grad()
+    def log_probs(self, rollouts: Rollouts, cond: Conditioning, spec: SampleSpec, rows: Sequence[int]) -> Tensor:
+        """Log-probabilities of all stochastic steps of some samples under the current weights, [rows, S]."""
+        slots = range(len(spec.stochastic_steps))
+        pairs = Pairs.of([(row, slot) for row in rows for slot in slots])
+        parts = [self._replay(rollouts, cond, spec, part)[0] for part in pairs.split(self._micro_batch)]
+        return torch.cat(parts).reshape(len(rows), len(slots))
+
+    def _loss_of(self, data: TrainingSet, pairs: Pairs) -> tuple[Tensor, LossSums]:
+        log_probs_K, kl_K = self._replay(data.rollouts, data.cond, data.spec, pairs)
+        return self._loss(
+            log_probs_K=log_probs_K,
+            old_log_probs_K=data.old_log_probs_BS[pairs.row_K, pairs.slot_K],
+            advantages_K=data.advantages_B[pairs.row_K],
+            steps_K=_steps(data.spec, pairs),
+            total_steps=data.spec.steps,
+            kl_K=kl_K,
+        )
+
+    def _replay(
+        self, rollouts: Rollouts, cond: Conditioning, spec: SampleSpec, pairs: Pairs
+    ) -> tuple[Tensor, Tensor | None]:
+        sampler = self._sampler
+        schedule = sampler.schedule_for(spec.steps)
+        before_KLC = rollouts.before_BSLC[pairs.row_K, pairs.slot_K]
+        after_KLC = rollouts.after_BSLC[pairs.row_K, pairs.slot_K]
+        steps_K, cond_K = _steps(spec, pairs), cond.select(pairs.row_K)
+        scale = spec.guidance_scale
+        log_probs_K, transition = log_probs_at(
+            sampler.adapter, sampler.rule, schedule, before_KLC, after_KLC, steps_K, cond_K, guidance_scale=scale
+        )
+        if self._reference is None:
+            return log_probs_K, None
+        with self._reference.active(sampler.adapter):
+            frozen = step_transition(
+                sampler.adapter, sampler.rule, schedule, before_KLC, steps_K, cond_K, guidance_scale=scale
+            )
+        return log_probs_K, gaussian_kl(transition, frozen.mean_BLC)
+
+
+def _steps(spec: SampleSpec, pairs: Pairs) -> Tensor:
+    return torch.tensor(spec.stochastic_steps, device=pairs.slot_K.device)[pairs.slot_K]
