@@ -1,0 +1,47 @@
+# Thin wrappers: inside the environment `python train.py` with Hydra overrides is the interface.
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow lint report base clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Newest run folder, for `make report`.
+RUN ?= $(patsubst %/events.jsonl,%,$(firstword $(shell ls -t outputs/*/*/events.jsonl multirun/*/*/*/events.jsonl 2>/dev/null)))
+
+help: ## Show this list.
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Create .venv and install the pinned requirements; does nothing if they are there.
+
+$(INSTALLED): requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements.txt
+	touch $@
+
+train: setup ## Train; overrides go into ARGS: make train ARGS="seed=2 explore.seeds=32".
+	$(BIN)/python train.py $(ARGS)
+
+test: setup ## Run the fast tests.
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-slow: setup ## Run the tests of many processes and long runs.
+	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+lint: setup ## Check style, formatting and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+report: setup ## Write RUN/report.html; RUN is the newest run folder by default.
+	$(if $(RUN),,$(error No run folder under outputs/ or multirun/: `make train` first, or give RUN=<folder>))
+	$(BIN)/python -m src.report $(RUN)
+
+base: setup ## Make the shipped base weights and recognisers again.
+	$(BIN)/python train.py experiment=pretrain_text
+	$(BIN)/python train.py experiment=pretrain_shapes
+
+clean: ## Remove caches; runs and the environment stay.
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
