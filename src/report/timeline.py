@@ -1,0 +1,154 @@
+"""Who did what, when: the event log folded into one row per worker. Pure; `svg` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from src.core.events import Event
+
+
+@dataclass(frozen=True)
+class Span:
+    """Work from `start_s` to `end_s`: a lease of a request kind, or a phase of the trainer."""
+
+    start_s: float
+    end_s: float
+    kind: str
+    """rollout, eval, audit, explore; for the trainer also train and other phase names."""
+    label: str
+    lost: bool = False
+    """The worker died, or the lease was taken back, before the work was done."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A worker's life at one moment: `joined`, `returned`, `killed`, `frozen` or `left`."""
+
+    time_s: float
+    kind: str
+
+
+@dataclass
+class Row:
+    """One line of the timeline. A worker that returns after a loss continues its row."""
+
+    name: str
+    role: str
+    spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    alive: list[tuple[float, float]] = field(default_factory=list)
+    """Intervals in which the process lived."""
+
+    def busy_s(self, kind: str | None = None) -> float:
+        """Seconds of work that was finished, of one kind or of all."""
+        return sum(s.end_s - s.start_s for s in self.spans if not s.lost and kind in (None, s.kind))
+
+    @property
+    def alive_s(self) -> float:
+        return sum(end_s - start_s for start_s, end_s in self.alive)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Rows: the trainer's phases first, then the workers by role and place."""
+
+    rows: tuple[Row, ...]
+    end_s: float
+
+
+def timeline(events: Iterable[Event]) -> Timeline:
+    """Folds an event log. Leases and lives that are open at its end last until then."""
+    fold = _Fold()
+    for event in events:
+        fold.end_s = max(fold.end_s, float(event["time_s"]))
+        handle = getattr(fold, f"on_{event['kind']}", None)
+        if handle is not None:
+            handle(event)
+    fold.close(fold.end_s, crashed=False)
+    workers = sorted(fold.workers.values(), key=lambda row: (row.role, row.name))
+    trainer = [fold.trainer] if fold.trainer.spans else []
+    return Timeline(rows=(*trainer, *workers), end_s=fold.end_s)
+
+
+class _Fold:
+    """State while reading the log; one method per event kind that matters here."""
+
+    def __init__(self) -> None:
+        self.trainer = Row("trainer", "trainer")
+        self.workers: dict[tuple[str, str, str], Row] = {}
+        self.end_s = 0.0
+        self._row_of: dict[str, Row] = {}
+        self._born_s: dict[str, float] = {}
+        self._open: dict[int, Event] = {}
+
+    def on_run_started(self, event: Event) -> None:
+        """After a crash nobody said good-bye: what was still open ended with the previous life of the run."""
+        self.close(float(event["time_s"]), crashed=True)
+
+    def on_worker_joined(self, event: Event) -> None:
+        role, node, slot = str(event["role"]), str(event["node"]), str(event["slot"])
+        row = self.workers.setdefault((role, node, slot), Row(f"{role} {node}/{slot}", role))
+        row.marks.append(Mark(float(event["time_s"]), "returned" if row.marks else "joined"))
+        self._row_of[event["worker"]] = row
+        self._born_s[event["worker"]] = float(event["time_s"])
+
+    def on_worker_lost(self, event: Event) -> None:
+        if event["worker"] in self._born_s:
+            self._end_life(event["worker"], float(event["time_s"]), str(event["reason"]))
+
+    def on_lease_granted(self, event: Event) -> None:
+        self._open[event["lease"]] = event
+
+    def on_lease_done(self, event: Event) -> None:
+        self._end_lease(event["lease"], float(event["time_s"]), lost=False)
+
+    def on_lease_lost(self, event: Event) -> None:
+        self._end_lease(event["lease"], float(event["time_s"]), lost=True)
+
+    def on_phase(self, event: Event) -> None:
+        label = f"{event['name']}, iteration {event['iteration']}"
+        self.trainer.spans.append(
+            Span(float(event["start_s"]), float(event["end_s"]), str(event["name"]), label)
+        )
+        self.end_s = max(self.end_s, float(event["end_s"]))
+
+    def close(self, end_s: float, *, crashed: bool) -> None:
+        """Ends all that is open, at the end of the log or at a restart."""
+        for lease in list(self._open):
+            self._end_lease(lease, end_s, lost=crashed)
+        for worker in list(self._born_s):
+            self._end_life(worker, end_s, "left" if crashed else None)
+
+    def _end_life(self, worker: str, end_s: float, reason: str | None) -> None:
+        row = self._row_of[worker]
+        row.alive.append((self._born_s.pop(worker), end_s))
+        if reason is not None:
+            row.marks.append(Mark(end_s, reason))
+
+    def _end_lease(self, lease: int, end_s: float, *, lost: bool) -> None:
+        granted = self._open.pop(lease, None)
+        row = None if granted is None else self._row_of.get(granted["worker"])
+        if granted is None or row is None:
+            return
+        kind = str(granted["request_kind"]).lower()
+        label = (
+            f"{kind}, iteration {granted['iteration']}, {granted['count']} samples{', lost' if lost else ''}"
+        )
+        row.spans.append(Span(float(granted["time_s"]), end_s, kind, label, lost))
+
+
+def coalesce(spans: Sequence[Span], resolution_s: float) -> list[Span]:
+    """Merges neighbours of one kind whose gap is below `resolution_s`: pages of long runs stay small."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start_s):
+        last = merged[-1] if merged else None
+        same = last is not None and (last.kind, last.lost) == (span.kind, span.lost)
+        if last is not None and same and not span.lost and span.start_s - last.end_s < resolution_s:
+            end_s = max(last.end_s, span.end_s)
+            merged[-1] = Span(
+                last.start_s, end_s, span.kind, f"{span.kind}, {last.start_s:.1f}-{end_s:.1f} s"
+            )
+        else:
+            merged.append(span)
+    return merged

@@ -1,0 +1,168 @@
+"""A run folder that looks like a real one: two spot workers, one of which is killed and returns."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+CONFIG = """\
+seed: 1
+experiment: tiny_text
+model:
+  name: tiny_text
+  lora:
+    rank: 16
+algo:
+  noise_level: 0.7
+  clip_range: 0.0001
+  learning_rate: 0.0004
+explore:
+  seeds: 32
+  sync: race
+trainer:
+  max_steps: 24
+callbacks:
+- one
+- two
+"""
+
+PROMPTS = ("KITE", "R2D2", "OPEN", "7 UP", "HELLO", "NO 42", "SALE", "a <b> & c")
+
+
+def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, images: bool = True) -> Path:
+    """Writes the run folder and returns it."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    rng = random.Random(0)
+    events, metrics = [], []
+    time_s = 0.0
+
+    def event(at_s: float, kind: str, **fields: Any) -> None:
+        events.append({"time_s": round(at_s, 3), "kind": kind, **fields})
+
+    def evaluate(step: int) -> None:
+        progress = 1 - math.exp(-step / 10)
+        reward = 0.4 + 0.27 * progress + rng.uniform(-0.01, 0.01)
+        judge = 0.36 + 0.22 * progress + rng.uniform(-0.01, 0.01)
+        event(time_s, "evaluated", iteration=step, reward=reward, judge=judge, images=64)
+        metrics.append({"step": step, "time_s": time_s, "eval/reward": reward, "eval/judge": judge})
+
+    event(0, "run_started", run="r", incarnation=0, iteration=0, start_wall_s=1.7e9)
+    worker = dict.fromkeys((0, 1), 0)
+    for slot in worker:
+        join(event, 2.0 + slot / 10, slot, 0)
+    time_s = 4.0
+    evaluate(0)
+    lease = 0
+    for iteration in range(iterations):
+        rollout_s, train_s = 3 + rng.random(), 4 + rng.random()
+        middle_s, end_s = time_s + rollout_s, time_s + rollout_s + train_s
+        event(middle_s, "phase", name="rollout", iteration=iteration, start_s=time_s, end_s=middle_s)
+        for slot in worker:
+            if iteration == 6 and slot == 1:
+                continue
+            for kind, start_s, length_s in (
+                ("ROLLOUT", time_s, rollout_s - 0.1),
+                ("AUDIT", middle_s, 0.6),
+                ("EXPLORE", middle_s + 0.7, train_s / 2 - 0.5),
+                ("EXPLORE", middle_s + 0.4 + train_s / 2, train_s / 2 - 0.6),
+            ):
+                if iteration == 5 and slot == 1 and start_s > middle_s + 1:
+                    continue
+                held = {"lease": lease, "worker": f"spot-local-{slot}.{worker[slot]}", "request_kind": kind}
+                held |= {"iteration": iteration + (kind in ("AUDIT", "EXPLORE")), "count": 8}
+                event(start_s, "lease_granted", **held, version=f"0.{iteration}")
+                if iteration == 5 and slot == 1 and kind == "EXPLORE":
+                    event(start_s + 1.1, "lease_lost", **held, reason="killed")
+                    event(start_s + 1.1, "worker_lost", worker=held["worker"], reason="killed", requests=8)
+                    worker[slot] += 1
+                else:
+                    event(
+                        start_s + length_s,
+                        "lease_done",
+                        **held,
+                        steps=80,
+                        denoise_s=length_s,
+                        decode_s=0,
+                        score_s=0,
+                    )
+                lease += 1
+        if iteration == 6:
+            join(event, end_s - 1, 1, worker[1])
+        event(end_s, "phase", name="train", iteration=iteration, start_s=middle_s, end_s=end_s)
+        results = [
+            {"instance": i, "seed": i * 99 + iteration, "reward": 0.5, "digest": "d"} for i in range(16)
+        ]
+        event(end_s, "explored", iteration=iteration + 1, version=f"0.{iteration}", results=results)
+        time_s = end_s
+        metrics.append(training_row(rng, iteration + 1, time_s, rollout_s, train_s))
+        if (iteration + 1) % 4 == 0:
+            evaluate(iteration + 1)
+    if finished:
+        event(time_s, "run_ended", status="done", iteration=iterations)
+        summary = {"eval_reward_start": 0.4, "eval_reward_end": 0.646, "steps": iterations, "wall_s": time_s}
+        summary |= {"usd": 0.0312, "seeds_explored": 16 * iterations, "preemptions": 1, "lost_steps": 0}
+        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    for name, rows in (("events", sorted(events, key=lambda row: row["time_s"])), ("metrics", metrics)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    if images:
+        write_images(folder / "images", iterations)
+    return folder
+
+
+def join(event: Any, at_s: float, slot: int, incarnation: int) -> None:
+    place = {"role": "spot", "node": "local", "slot": slot, "pid": 1000 + slot, "incarnation": incarnation}
+    event(at_s, "worker_joined", worker=f"spot-local-{slot}.{incarnation}", fingerprint="cpu", **place)
+
+
+def training_row(
+    rng: random.Random, step: int, time_s: float, rollout_s: float, train_s: float
+) -> dict[str, float]:
+    progress = 1 - math.exp(-step / 10)
+    return {
+        "step": step,
+        "time_s": time_s,
+        "train/reward": 0.38 + 0.28 * progress + rng.uniform(-0.05, 0.05),
+        "train/ratio_first": 1.0,
+        "train/ratio_rollout": 1 + rng.uniform(-1e-6, 1e-6),
+        "train/clip_fraction": 0.2 + 0.1 * rng.random(),
+        "train/grad_norm": 0.5 + 0.2 * rng.random(),
+        "train/zero_variance_groups": rng.randrange(3),
+        "train/kl": 0.002 * step * (1 + 0.1 * rng.random()),
+        "explore/spearman": math.nan if step == 1 else 0.7 + 0.2 * rng.random(),
+        "explore/variance_kept": 0.07 + 0.01 * rng.random(),
+        "explore/variance_random": 0.03 + 0.01 * rng.random(),
+        "explore/explored": 256 - rng.randrange(30),
+        "explore/kept": 64,
+        "time/rollout_s": rollout_s,
+        "time/train_s": train_s,
+        "time/wait_s": 0.1 * rng.random(),
+        "images/mean": 0.5 + 0.02 * rng.random(),
+        "images/edge": 0.2 + 0.02 * rng.random(),
+    }
+
+
+def write_images(folder: Path, last: int) -> None:
+    folder.mkdir()
+    rows = []
+    rng = random.Random(1)
+    for iteration in (0, last):
+        for index, prompt in enumerate(PROMPTS):
+            image = Image.new("RGB", (32, 32), "white" if iteration else "lightgrey")
+            draw = ImageDraw.Draw(image)
+            draw.text((1 + rng.randrange(3), 8 + rng.randrange(6)), prompt[:5], fill="black")
+            if iteration == 0:
+                for _ in range(120):
+                    draw.point((rng.randrange(32), rng.randrange(32)), fill="grey")
+            file = f"{iteration:03d}_{index:02d}.png"
+            image.save(folder / file)
+            reward = round(min(1.0, 0.2 + 0.6 * (iteration > 0) + 0.3 * rng.random()), 3)
+            rows.append({"iteration": iteration, "index": index, "prompt": prompt, "reward": reward})
+            rows[-1] |= {"judge": None if index == 0 else reward / 2, "file": file}
+    (folder / "manifest.json").write_text(json.dumps(rows), encoding="utf-8")

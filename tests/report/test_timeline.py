@@ -1,0 +1,111 @@
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.report.timeline import Mark, Span, coalesce, timeline
+
+
+def joined(time_s: float, worker: str, slot: int, role: str = "spot") -> dict[str, Any]:
+    return {
+        "time_s": time_s,
+        "kind": "worker_joined",
+        "worker": worker,
+        "role": role,
+        "node": "a",
+        "slot": slot,
+    }
+
+
+def granted(time_s: float, lease: int, worker: str, kind: str = "EXPLORE") -> dict[str, Any]:
+    fields = {"lease": lease, "worker": worker, "request_kind": kind, "iteration": 3, "count": 8}
+    return {"time_s": time_s, "kind": "lease_granted", **fields}
+
+
+def over(time_s: float, lease: int, kind: str = "lease_done") -> dict[str, Any]:
+    return {"time_s": time_s, "kind": kind, "lease": lease}
+
+
+def lost(time_s: float, worker: str, reason: str) -> dict[str, Any]:
+    return {"time_s": time_s, "kind": "worker_lost", "worker": worker, "reason": reason}
+
+
+def test_a_worker_that_returns_continues_its_row() -> None:
+    who = timeline(
+        [
+            joined(1, "w.0", 0),
+            granted(2, 1, "w.0"),
+            over(4, 1),
+            granted(5, 2, "w.0"),
+            over(6, 2, "lease_lost"),
+            lost(6, "w.0", "killed"),
+            joined(9, "w.1", 0),
+            granted(10, 3, "w.1", "ROLLOUT"),
+            over(12, 3),
+        ]
+    )
+    (row,) = who.rows
+    assert row.name == "spot a/0"
+    assert row.spans == [
+        Span(2, 4, "explore", "explore, iteration 3, 8 samples"),
+        Span(5, 6, "explore", "explore, iteration 3, 8 samples, lost", lost=True),
+        Span(10, 12, "rollout", "rollout, iteration 3, 8 samples"),
+    ]
+    assert row.marks == [Mark(1, "joined"), Mark(6, "killed"), Mark(9, "returned")]
+    assert row.alive == [(1, 6), (9, 12)]
+    assert (row.busy_s(), row.busy_s("explore"), row.alive_s) == (4, 2, 8)
+    assert who.end_s == 12
+
+
+def test_the_trainer_comes_first_and_workers_in_order() -> None:
+    phase = {"kind": "phase", "name": "train", "iteration": 0, "start_s": 2.0, "end_s": 5.0, "time_s": 5.0}
+    who = timeline([joined(0, "s1", 1), joined(0, "s0", 0), joined(0, "r0", 0, role="reserved"), phase])
+    assert [row.name for row in who.rows] == ["trainer", "reserved a/0", "spot a/0", "spot a/1"]
+    assert who.rows[0].spans == [Span(2, 5, "train", "train, iteration 0")]
+
+
+def test_a_restart_ends_what_the_crash_left_open() -> None:
+    restart = {"time_s": 7.0, "kind": "run_started", "incarnation": 1}
+    who = timeline([joined(1, "w.0", 0), granted(2, 1, "w.0"), restart, joined(8, "w.1", 0)])
+    (row,) = who.rows
+    assert row.spans == [Span(2, 7, "explore", "explore, iteration 3, 8 samples, lost", lost=True)]
+    assert row.marks == [Mark(1, "joined"), Mark(7, "left"), Mark(8, "returned")]
+
+
+def test_what_is_open_at_the_end_lasts_until_then() -> None:
+    phase = {"kind": "phase", "name": "train", "iteration": 0, "start_s": 2.0, "end_s": 5.0, "time_s": 5.0}
+    who = timeline([joined(1, "w.0", 0), granted(2, 1, "w.0"), phase])
+    assert who.rows[1].spans == [Span(2, 5, "explore", "explore, iteration 3, 8 samples")]
+    assert who.rows[1].alive == [(1, 5)]
+
+
+def test_unknown_leases_and_workers_are_left_out() -> None:
+    assert timeline([over(1, 5), lost(2, "nobody", "killed"), granted(3, 6, "nobody"), over(4, 6)]).rows == ()
+
+
+def test_neighbours_merge_and_lost_work_never_does() -> None:
+    spans = [
+        Span(0, 1, "explore", "a"),
+        Span(1.05, 2, "explore", "b"),
+        Span(2, 3, "audit", "c"),
+        Span(3, 4, "audit", "d", lost=True),
+        Span(4, 5, "audit", "e", lost=True),
+        Span(9, 10, "audit", "f"),
+    ]
+    assert coalesce(spans, 0.1) == [Span(0, 2, "explore", "explore, 0.0-2.0 s"), *spans[2:]]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 100), st.floats(0, 5), st.sampled_from(["explore", "rollout"]), st.booleans())
+    )
+)
+def test_merging_hides_no_work(rows: list[tuple[float, float, str, bool]]) -> None:
+    spans = [Span(start_s, start_s + length_s, kind, "", lost) for start_s, length_s, kind, lost in rows]
+    merged = coalesce(spans, 0.5)
+    assert len(merged) <= len(spans)
+    for span in spans:
+        assert any(
+            (m.kind, m.lost) == (span.kind, span.lost) and m.start_s <= span.start_s and span.end_s <= m.end_s
+            for m in merged
+        )
