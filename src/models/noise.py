@@ -1,7 +1,7 @@
 """Noise that is a pure function of a seed: the same bits on every machine, device and batch.
 
-Drawn on the host by NumPy's Philox, keyed by a hash of (purpose, seed, k): torch.randn differs between devices,
-and even between CPUs with other vector instructions. k is the index of a step on the full grid of T steps.
+Drawn on the host by NumPy's Philox, keyed by a hash of (purpose, seed, k): torch.randn differs between
+devices, and even between CPUs with other vector instructions. k indexes the full grid of T steps.
 """
 
 from __future__ import annotations
@@ -50,4 +50,6 @@ def noise_for(seeds: Sequence[int], ks: Sequence[int], shape: tuple[int, ...]) -
 
 def _draw(purpose: str, shape: tuple[int, ...]) -> Noise:
     key = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=16).digest(), "big")
-    return np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, dtype=np.float32)
+    # Drawn in double precision: the tails pass through the C library's log1p, and a difference of two systems
+    # in its last bit does not survive the rounding.
+    return np.random.Generator(np.random.Philox(key=key)).standard_normal(shape).astype(np.float32)

@@ -94,9 +94,9 @@ class Sampler:
     kernels differ in the last bits between some batch sizes, so this is what makes a sample bit-equal however
     requests are grouped.
 
-    At every stochastic step the latents before and after are rounded to `stored_dtype`, the log-probability is
-    that of the rounded values, and sampling goes on from them: what is trained on is exactly what was sampled,
-    and the ratio before the first update is 1.
+    At every stochastic step the latents before and after are rounded to `stored_dtype`, the log-probability
+    is that of the rounded values, and sampling goes on from them: what is trained on is exactly what was
+    sampled, and the ratio before the first update is 1.
 
     Args:
         adapter: the model.
@@ -152,8 +152,8 @@ class Sampler:
         """Take the steps from `state.step` to just before `until`; `on_step` sees the state after each.
 
         Raises:
-            ValueError: `until` is out of range, the numbers of samples differ, or the spec is stochastic with a
-                number of steps that does not divide `noise_steps`.
+            ValueError: `until` is out of range, the numbers of samples differ, or the spec is stochastic with
+                a number of steps that does not divide `noise_steps`.
         """
         if not state.step <= until <= spec.steps:
             raise ValueError(f"until must lie in {state.step}..{spec.steps}, got {until}")
@@ -161,7 +161,7 @@ class Sampler:
             raise ValueError(f"got {len(state)} states, {len(seeds)} seeds and {len(cond)} prompts")
         if spec.stochastic_steps and self.noise_steps % spec.steps:
             raise ValueError(
-                f"SampleSpec.steps must divide noise_steps={self.noise_steps} of the sampler, got {spec.steps}"
+                f"SampleSpec.steps must divide the sampler's noise_steps={self.noise_steps}, got {spec.steps}"
             )
         schedule = self.schedule_for(spec.steps)
         chunks = self._chunks(seeds, cond)

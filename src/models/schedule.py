@@ -6,6 +6,7 @@ computed from a timestep, nor looked up by its value.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ class Schedule:
     sigmas: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        falls = all(a > b for a, b in zip(self.sigmas, self.sigmas[1:], strict=False))
+        falls = all(a > b for a, b in itertools.pairwise(self.sigmas))
         if len(self.sigmas) < 2 or self.sigmas[0] != 1.0 or self.sigmas[-1] != 0.0 or not falls:
             raise ValueError(f"Schedule.sigmas must fall strictly from 1 to 0, got {self.sigmas}")
 
@@ -40,15 +41,13 @@ class Schedule:
 
 
 def flow_match_schedule(steps: int, *, shift: float = 1.0) -> Schedule:
-    """Even steps, shifted towards noise: sigma' = shift sigma / (1 + (shift - 1) sigma).
+    """Even steps, shifted towards noise: sigma' = shift sigma / (shift sigma + 1 - sigma).
 
     Args:
         steps: T.
         shift: 1 leaves the steps even; larger values spend more of them at high noise.
     """
-    _check_steps(steps)
-    if not shift > 0:
-        raise ValueError(f"shift must be positive, got {shift}")
+    _check(steps, shift)
     return _ending_at_zero([_shifted(1 - k / steps, shift) for k in range(steps)])
 
 
@@ -58,7 +57,7 @@ def double_shift_schedule(steps: int, *, shift: float, train_steps: int = 1000) 
     (`FlowMatchEulerDiscreteScheduler.set_timesteps(steps)` with a static shift; diffusers issue 13243.
     Published results were made with it, so models of that family keep it.)
     """
-    _check_steps(steps)
+    _check(steps, shift)
     last = _shifted(1 / train_steps, shift)
     even = [1.0 + (last - 1.0) * k / max(steps - 1, 1) for k in range(steps)]
     return _ending_at_zero([_shifted(sigma, shift) for sigma in even])
@@ -90,8 +89,9 @@ class DynamicShift:
         return self.base_mu + slope * (self.image_tokens - self.base_tokens)
 
     def __call__(self, steps: int) -> Schedule:
-        _check_steps(steps)
-        sigmas = [_shifted(1 - k / steps, math.exp(self.mu)) for k in range(steps)]
+        shift = math.exp(self.mu)
+        _check(steps, shift)
+        sigmas = [_shifted(1 - k / steps, shift) for k in range(steps)]
         if self.terminal is not None and steps > 1:
             stretch = (1 - self.terminal) / (1 - sigmas[-1])
             sigmas = [1 - (1 - sigma) * stretch for sigma in sigmas]
@@ -109,13 +109,15 @@ def flux_schedule(steps: int, *, image_tokens: int) -> Schedule:
 
 
 def _shifted(sigma: float, shift: float) -> float:
-    return shift * sigma / (1 + (shift - 1) * sigma)
+    return shift * sigma / (shift * sigma + (1 - sigma))  # this form keeps sigma = 1 exactly
 
 
 def _ending_at_zero(sigmas: list[float]) -> Schedule:
     return Schedule((*sigmas, 0.0))
 
 
-def _check_steps(steps: int) -> None:
+def _check(steps: int, shift: float) -> None:
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    if not 0 < shift < math.inf:
+        raise ValueError(f"shift must be positive and finite, got {shift}")

@@ -1,12 +1,11 @@
 """Step rules: the distribution of the next latents, given the model's velocity, and its log-probability.
 
-A step goes from noise level sigma to sigma' < sigma, dt = sigma' - sigma. With x = (1 - sigma) x0 + sigma eps
-the velocity is v = eps - x0. Rules are pure and compute in fp32; sigmas are per sample, because training mixes
-steps.
+A step goes from noise level sigma to sigma' < sigma; dt = sigma' - sigma. With x = (1 - sigma) x0 + sigma eps
+the velocity is v = eps - x0. Rules are pure and compute in fp32; sigmas are per sample: training mixes steps.
 
-As in Flow-GRPO, log-probabilities are the *mean* over a sample's dimensions, not the sum. So what a clip range
-means depends on the resolution: 1e-5 is 0.66 nats of the joint density of 65,536 latents (a 512 x 512 image), and
-4.1 nats of 409,600 (1280 x 1280).
+As in Flow-GRPO, log-probabilities are the *mean* over a sample's dimensions, not the sum. So the meaning of a
+clip range depends on the resolution: 1e-5 is 0.66 nats of the joint density of 65,536 latents (an image of
+512 x 512), and 4.1 nats of 409,600 (1280 x 1280).
 """
 
 from __future__ import annotations
