@@ -1,0 +1,142 @@
+"""The coordinator as a Ray actor: adds waiting to its plain calls, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from src.core.clock import monotonic_s
+from src.core.types import Lease, PolicyVersion, RequestKey, SampleRequest, SampleResult, WorkReport
+from src.spot.coordinator import Coordinator, Joined, Lost, News
+
+_TICK_S = 0.25
+
+
+class Host:
+    """An async actor: its methods run interleaved in one thread, so the coordinator needs no lock.
+
+    Methods that wait look again whenever something has changed. Whatever is handed out goes by value: an
+    object in Ray's store would die with the process that put it there.
+    """
+
+    def __init__(self, coordinator: Callable[[], Coordinator]) -> None:
+        self._coordinator = coordinator()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Lets time pass. Never returns: the call fails when this process dies, and so tells who waits for
+        it."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._coordinator.tick()
+            if self._coordinator.lost or self._coordinator.granted:
+                self._wake()
+
+    # Workers
+
+    async def join(self, joined: Joined) -> None:
+        self._coordinator.join(joined)
+        self._wake()
+
+    async def leave(self, worker: str, reason: str) -> bool:
+        was_member = self._coordinator.leave(worker, reason)
+        self._wake()
+        return was_member
+
+    async def heartbeat(self, worker: str) -> None:
+        self._coordinator.heartbeat(worker)
+
+    async def pull(self, worker: str) -> Lease | None:
+        """Waits for a lease; None if the worker is no member any more."""
+        coordinator = self._coordinator
+        if coordinator.pull(worker):
+            await self._until(lambda: worker in coordinator.granted or not coordinator.is_member(worker))
+        return coordinator.granted.pop(worker, None)
+
+    async def push(
+        self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport
+    ) -> None:
+        self._coordinator.push(worker, lease, results, report)
+        self._wake()
+
+    # The trainer
+
+    async def work(self, worker: str, keys: Sequence[RequestKey]) -> Lease | None:
+        """Waits for a lease, or (None) until all keys have their results."""
+        coordinator = self._coordinator
+        coordinator.pull(worker)
+        await self._until(lambda: worker in coordinator.granted or coordinator.complete(keys))
+        coordinator.withdraw(worker)
+        return coordinator.granted.pop(worker, None)
+
+    async def publish(
+        self, version: PolicyVersion, checksum: str, size_bytes: int, publish_s: float
+    ) -> list[PolicyVersion]:
+        return self._coordinator.publish(version, checksum, size_bytes, publish_s)
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._coordinator.submit(requests)
+        self._wake()
+
+    async def close(self, keys: Sequence[RequestKey], wait_s: float) -> list[SampleResult]:
+        """Waits at most `wait_s` seconds for the keys' results, hands out those that came, forgets the
+        rest."""
+        await self._until(lambda: self._coordinator.complete(keys), wait_s)
+        return self._coordinator.close(keys)
+
+    async def workers(self) -> int:
+        return self._coordinator.workers()
+
+    async def introduce(self) -> tuple[str, int, float]:
+        """(run, incarnation, seconds since the start of the run)."""
+        return self._coordinator.run, self._coordinator.incarnation, self._coordinator.now()
+
+    async def resume(self, iteration: int) -> None:
+        self._coordinator.resume(iteration)
+
+    async def record(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._coordinator.record(kind, **fields)
+        self._wake()
+
+    async def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._coordinator.log_metrics(step, metrics)
+        self._wake()
+
+    async def should_stop(self) -> bool:
+        return self._coordinator.stop_requested
+
+    # The parent process
+
+    async def stop(self, signal: str) -> None:
+        self._coordinator.stop(signal)
+        self._wake()
+
+    async def news(self, cursor: int, wait_s: float) -> News:
+        """What was logged since `cursor`; waits at most `wait_s` seconds for something."""
+        await self._until(lambda: self._coordinator.has_news(cursor), wait_s)
+        return self._coordinator.news(cursor)
+
+    async def losses(self) -> list[Lost]:
+        """Waits for the next losses of workers."""
+        lost = self._coordinator.lost
+        await self._until(lambda: bool(lost))
+        return [lost.popleft() for _ in range(len(lost))]
+
+    # Waiting
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _until(self, ready: Callable[[], bool], wait_s: float = float("inf")) -> None:
+        """Returns when `ready()` is true, or after `wait_s` seconds."""
+        deadline_s = monotonic_s() + wait_s
+        while not ready():
+            left_s = deadline_s - monotonic_s()
+            if left_s <= 0:
+                return
+            try:
+                await asyncio.wait_for(self._changed.wait(), min(left_s, 3600.0))
+            except TimeoutError:
+                continue

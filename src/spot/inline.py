@@ -1,0 +1,135 @@
+"""A cluster in one process, without Ray: for tests, debugging and benchmarks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from src.core.protocols import Engine
+from src.core.types import (
+    Lease,
+    Member,
+    PolicyVersion,
+    RequestKind,
+    SampleRequest,
+    SampleResult,
+)
+from src.spot import weights
+from src.spot.coordinator import Coordinator, Joined
+from src.spot.worker import Worker
+
+
+class InlineCluster:
+    """`core.protocols.Cluster` under the same coordinator and scheduler as the real one, one thing at a time.
+
+    `collect` is served by the trainer's engine alone. Spot workers do their part when it is closed, all of
+    it, in turns of one lease, whatever `wait_s` is: the outcome depends on nothing but the requests.
+
+    Args:
+        engine: the trainer's; see `client.RayCluster`.
+        spot_engines: one per spot worker, each with its own weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        engine: Engine,
+        weights_root: Path,
+        spot_engines: Sequence[Engine] = (),
+    ) -> None:
+        self.run, self.incarnation = coordinator.run, coordinator.incarnation
+        self._coordinator = coordinator
+        self._engine = engine
+        self._weights_root = weights_root
+        member = Member("local", 0, self.incarnation, "reserved")
+        self._name = member.name
+        kinds = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})
+        coordinator.join(
+            Joined(member, os.getpid(), engine.batch_size, engine.fingerprint, kinds, watched=False)
+        )
+        self._spot = [
+            Worker(
+                member=Member("local", slot),
+                engine=spot_engine,
+                transport=_Direct(coordinator),
+                weights_root=weights_root,
+            )
+            for slot, spot_engine in enumerate(spot_engines)
+        ]
+        for worker in self._spot:
+            worker.join()
+
+    def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
+        start_s = self._coordinator.now()
+        published = weights.publish(self._weights_root, version, save)
+        publish_s = self._coordinator.now() - start_s
+        old = self._coordinator.publish(version, published.checksum, published.bytes, publish_s)
+        weights.remove(self._weights_root, old)
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._coordinator.submit(requests)
+
+    def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        self.submit(requests)
+        while (lease := _pull(self._coordinator, self._name)) is not None:
+            results, report = self._engine.serve(lease.requests, self._name)
+            self._coordinator.push(self._name, lease.id, results, report)
+        return self._coordinator.close([request.key for request in requests])
+
+    def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
+        keys = [request.key for request in requests]
+        busy = list(self._spot)
+        while busy and not self._coordinator.complete(keys):
+            worker = busy.pop(0)
+            lease = _pull(self._coordinator, worker.name)
+            if lease is not None:
+                worker.serve(lease)
+                busy.append(worker)
+        return self._coordinator.close(keys)
+
+    def workers(self) -> int:
+        return self._coordinator.workers()
+
+    @contextmanager
+    def phase(self, name: str, iteration: int) -> Iterator[None]:
+        start_s = self._coordinator.now()
+        try:
+            yield
+        finally:
+            end_s = self._coordinator.now()
+            self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=end_s)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self._coordinator.record(kind, **fields)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._coordinator.log_metrics(step, metrics)
+
+    def should_stop(self) -> bool:
+        return self._coordinator.stop_requested
+
+    def resume(self, iteration: int) -> None:
+        self._coordinator.resume(iteration)
+
+
+class _Direct:
+    """`worker.Transport` without anything in between."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self.join = coordinator.join
+        self.push = coordinator.push
+        self.heartbeat = coordinator.heartbeat
+
+    def pull(self, worker: str) -> Lease | None:
+        return _pull(self._coordinator, worker)
+
+
+def _pull(coordinator: Coordinator, worker: str) -> Lease | None:
+    coordinator.pull(worker)
+    coordinator.withdraw(worker)
+    return coordinator.granted.pop(worker, None)

@@ -1,0 +1,173 @@
+"""What the scheduler is told and what it answers: its events and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from src.core.types import Lease, Member, PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
+
+EVERY_KIND = frozenset(RequestKind)
+
+
+# What happens
+
+
+@dataclass(frozen=True)
+class Join:
+    """A worker came. It serves only `kinds`; if it is `watched`, it counts as frozen when its heartbeats
+    stop."""
+
+    member: Member
+    batch_size: int
+    kinds: frozenset[RequestKind] = EVERY_KIND
+    watched: bool = True
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A worker is gone: it left, was killed, or failed."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    worker: str
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A worker wants a lease: at once if there is work, else as soon as there is."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """A worker no longer waits for a lease."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Publish:
+    version: PolicyVersion
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Submit:
+    requests: Sequence[SampleRequest]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a worker made under a lease; requests that it leaves out count as unfinished."""
+
+    worker: str
+    lease: int
+    results: Sequence[SampleResult]
+
+
+@dataclass(frozen=True)
+class Close:
+    """Forgets requests: open ones are dropped, and whatever comes for them later is rejected."""
+
+    keys: Sequence[RequestKey]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Join | Leave | Heartbeat | Pull | Withdraw | Publish | Submit | Results | Close | Tick
+
+
+# What is to be done about it
+
+
+@dataclass(frozen=True)
+class Grant:
+    worker: str
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The lease came back with its results."""
+
+    worker: str
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """The lease ended without its results; `unfinished` of its requests were still open."""
+
+    worker: str
+    lease: Lease
+    unfinished: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Accept:
+    result: SampleResult
+
+
+@dataclass(frozen=True)
+class Reject:
+    """The result counts for nothing: its key is `unknown`, `closed`, `duplicate` or `not leased` to that
+    worker, or the `checksum` of its weights is not the published one."""
+
+    worker: str
+    key: RequestKey
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The request was tried often enough."""
+
+    key: RequestKey
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Lose:
+    """The worker is no member any more; it held `unfinished` open requests."""
+
+    worker: str
+    reason: str
+    unfinished: int
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """The worker that pulls is no member (it was declared frozen, then thawed): it is to end."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Requests of one kind and batch were closed: so many had a result, so many were dropped."""
+
+    kind: RequestKind
+    iteration: int
+    accepted: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Nobody will need these weights again."""
+
+    version: PolicyVersion
+
+
+Action = Grant | Finish | Revoke | Accept | Reject | Fail | Lose | Dismiss | Forget | Retire

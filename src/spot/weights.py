@@ -1,0 +1,108 @@
+"""Published policy weights: one folder per version, complete or absent, and never changed.
+
+    <root>/0.7/            what `save` wrote (safetensors and such)
+    <root>/0.7/manifest.json   {"version": "0.7", "checksum": ..., "files": {name: sha256}}
+
+A version is written beside its final place and renamed, so that a reader sees all of it or nothing. It is not
+synced to disk: after a power cut the job goes on from its checkpoint and publishes anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from src.core.types import PolicyVersion
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Published:
+    version: PolicyVersion
+    folder: Path
+    checksum: str
+    """Of the weights themselves, as their writer and every reader compute it (not of the files)."""
+    bytes: int
+
+
+def folder_of(root: Path, version: PolicyVersion) -> Path:
+    return root / str(version)
+
+
+def publish(root: Path, version: PolicyVersion, save: Callable[[Path], str]) -> Published:
+    """Writes and publishes a version; `save(folder)` writes its files and returns the weights' checksum.
+
+    There is one publisher at a time. Raises ValueError if `version` is not newer than all that are there.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    newest = max(versions(root), default=None)
+    if newest is not None and version <= newest:
+        raise ValueError(f"weights {version} are not newer than the published {newest} in {root}")
+    for leftover in root.glob(".*"):
+        shutil.rmtree(leftover)
+    draft = root / f".{version}"
+    draft.mkdir()
+    checksum = save(draft)
+    files = {str(path.relative_to(draft)): _sha256(path) for path in _files(draft)}
+    size_bytes = sum(path.stat().st_size for path in _files(draft))
+    manifest = {"version": str(version), "checksum": checksum, "files": files}
+    (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    folder = folder_of(root, version)
+    draft.rename(folder)
+    return Published(version, folder, checksum, size_bytes)
+
+
+def verify(root: Path, version: PolicyVersion) -> Published:
+    """Reads a published version and checks each of its files.
+
+    Raises ValueError that names the folder or file which is missing, unreadable or not as it was published.
+    """
+    folder = folder_of(root, version)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        published, checksum, files = manifest["version"], manifest["checksum"], dict(manifest["files"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"weights {version} in {folder} have no readable manifest: {error}") from error
+    if published != str(version):
+        raise ValueError(f"weights in {folder} say that they are version {published}")
+    size_bytes = 0
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"weights {version}: {path} is missing")
+        if _sha256(path) != expected:
+            raise ValueError(f"weights {version}: {path} is not what was published (sha256 differs)")
+        size_bytes += path.stat().st_size
+    return Published(version, folder, checksum, size_bytes)
+
+
+def remove(root: Path, old: Iterable[PolicyVersion]) -> None:
+    """Deletes versions that nobody needs any more."""
+    for version in old:
+        folder = folder_of(root, version)
+        if folder.exists():
+            grave = folder.rename(root / f".{version}")
+            shutil.rmtree(grave)
+
+
+def versions(root: Path) -> list[PolicyVersion]:
+    """The versions that are there, oldest first."""
+    found = []
+    for folder in root.glob("[0-9]*.[0-9]*"):
+        incarnation, iteration = folder.name.split(".")
+        found.append(PolicyVersion(int(incarnation), int(iteration)))
+    return sorted(found)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
