@@ -39,10 +39,17 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> float:
     # Constant is decided by the values: the mean of three 0.1 is not 0.1, and rounding would be correlated.
     if len(x) < 2 or min(x) == max(x) or min(y) == max(y):
         return math.nan
-    mean_x, mean_y = mean(x), mean(y)
-    dx, dy = [a - mean_x for a in x], [b - mean_y for b in y]
-    length_x, length_y = math.hypot(*dx), math.hypot(*dy)
-    return math.fsum((a / length_x) * (b / length_y) for a, b in zip(dx, dy, strict=True))
+    dx, dy = _unit_deviations(x), _unit_deviations(y)
+    covariance = math.fsum(a * b for a, b in zip(dx, dy, strict=True))
+    return covariance / math.sqrt(math.fsum(a * a for a in dx) * math.fsum(b * b for b in dy))
+
+
+def _unit_deviations(values: Sequence[float]) -> list[float]:
+    """Deviations from the mean, scaled to at most 1 so that squares of tiny ones do not vanish."""
+    centre = mean(values)
+    deviations = [value - centre for value in values]
+    largest = max(map(abs, deviations))
+    return [deviation / largest for deviation in deviations]
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:

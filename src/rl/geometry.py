@@ -40,14 +40,17 @@ class BatchGeometry:
         rules = {
             "prompts_per_iteration": (
                 1 <= P <= self.prompts_available,
-                f"1..{self.prompts_available} (train set)",
+                f"in 1..{self.prompts_available} (train set)",
             ),
             "group_size": (G >= 2, "at least 2, since a sample is compared with its group"),
             "explored_per_prompt": (N == 0 or N >= G, f"0 or at least group_size={G}"),
             "steps": (T >= 2, "at least 2, since the last one is not trained"),
-            "stochastic_steps": (1 <= S < T, f"1..{T - 1} (all of steps={T} but the last)"),
-            "trained_steps": (1 <= self.trained_steps <= S, f"1..{S} (stochastic_steps)"),
-            "updates": (1 <= self.updates <= P, f"1..{P} (prompts_per_iteration, whose groups they share)"),
+            "stochastic_steps": (1 <= S < T, f"in 1..{T - 1} (all of steps={T} but the last)"),
+            "trained_steps": (1 <= self.trained_steps <= S, f"in 1..{S} (stochastic_steps)"),
+            "updates": (
+                1 <= self.updates <= P,
+                f"in 1..{P} (prompts_per_iteration, whose groups they share)",
+            ),
             "micro_batch": (self.micro_batch >= 1, "at least 1"),
         }
         broken = [

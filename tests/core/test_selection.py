@@ -42,7 +42,7 @@ def test_max_variance_of_large_rewards_with_a_small_spread():
 
 
 def test_max_variance_may_split_unevenly():
-    """Three of 0, 0.1, 0.2, 1: two low ones and the high one, where the extremes would keep one low and two high."""
+    """Three of 0, 0.1, 0.2, 1: two low and one high, where the extremes would keep one low and two high."""
     rewards = [0.1, 1.0, 0.0, 0.2]
     assert max_variance(rewards, 3, random.Random(0)) == [2, 0, 1]
     assert extremes(rewards, 3, random.Random(0)) == [2, 3, 1]
