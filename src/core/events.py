@@ -4,7 +4,8 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
 
     run_started      run, incarnation, iteration, start_wall_s     (iteration: where a resumed run goes on)
     worker_joined    worker, role, node, slot, pid, incarnation, fingerprint
-    worker_lost      worker, reason (killed | frozen | left), requests   (number of requests that were held)
+    worker_lost      worker, reason (killed | frozen | failed | left), requests     (how many it held)
+    worker_failed    worker, error                                 (its own fault; the next one is started)
     policy_published version, checksum, bytes, publish_s
     submitted        request_kind, iteration, count
     lease_granted    lease, worker, request_kind, iteration, count, version

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,19 +13,15 @@ from src.core.types import (
     Lease,
     Member,
     PolicyVersion,
-    RequestKind,
     SampleRequest,
     SampleResult,
     WorkReport,
 )
 from src.spot import session, weights
-from src.spot.coordinator import CoordinatorLost, Joined
+from src.spot.coordinator import CoordinatorLost, Introduction, Joined, reserved
 from src.spot.session import ray
 
 T = TypeVar("T")
-
-RESERVED_KINDS = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})
-"""What a training rank serves itself; the rest would only keep it from training."""
 
 
 def call(method: Any, *arguments: Any) -> Any:
@@ -43,8 +38,9 @@ class RayTransport:
     def __init__(self, host: Any) -> None:
         self._host = host
 
-    def join(self, joined: Joined) -> None:
-        call(self._host.join, joined)
+    def join(self, joined: Joined) -> Introduction:
+        introduction: Introduction = call(self._host.join, joined)
+        return introduction
 
     def pull(self, worker: str) -> Lease | None:
         lease: Lease | None = call(self._host.pull, worker)
@@ -61,30 +57,33 @@ class RayCluster:
     """The cluster as a training rank sees it. All methods raise CoordinatorLost when the coordinator is dead.
 
     Args:
-        engine: makes samples with the weights under training, which are never loaded from `weights_root`: its
-        results must carry the checksum that `save` returned when they were published.
-        weights_root: folder in which policies are published.
+        engine: makes samples with the weights under training, which it never loads: its results must carry
+            the checksum that `save` returned when they were published.
+            checksum that `save` returned when they were published.
         rank: number of this rank.
-        wait_s: how long to wait for the job's Ray to start.
     """
 
-    def __init__(self, *, engine: Engine, weights_root: Path, rank: int = 0, wait_s: float = 120.0) -> None:
+    def __init__(self, host: Any, *, engine: Engine, rank: int = 0) -> None:
+        self._host = host
         self._engine = engine
-        self._weights_root = weights_root
-        self._host = session.connect(wait_s=wait_s)
-        self.run, self.incarnation, elapsed_s = call(self._host.introduce)
-        self.now = RunClock(elapsed_s=elapsed_s)
-        member = Member("local", rank, self.incarnation, "reserved")
-        self._name = member.name
-        call(
-            self._host.join,
-            Joined(member, os.getpid(), engine.batch_size, engine.fingerprint, RESERVED_KINDS, watched=False),
-        )
+        introduction: Introduction = call(host.introduce)
+        self.run = introduction.run
+        self.incarnation = introduction.incarnation
+        self._weights_root = introduction.weights_root
+        self._now = RunClock(elapsed_s=introduction.elapsed_s)
+        joined = reserved(Member("local", rank, self.incarnation, "reserved"), engine)
+        self._name = joined.member.name
+        call(host.join, joined)
+
+    @classmethod
+    def connect(cls, address: str, *, engine: Engine, rank: int = 0) -> RayCluster:
+        """Connects this process to the job's Ray at `address` (see `Fleet.start`)."""
+        return cls(session.connect(address), engine=engine, rank=rank)
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
-        start_s = self.now()
+        start_s = self._now()
         published = weights.publish(self._weights_root, version, save)
-        publish_s = self.now() - start_s
+        publish_s = self._now() - start_s
         old = call(self._host.publish, version, published.checksum, published.bytes, publish_s)
         weights.remove(self._weights_root, old)
 
@@ -108,11 +107,11 @@ class RayCluster:
 
     @contextmanager
     def phase(self, name: str, iteration: int) -> Iterator[None]:
-        start_s = self.now()
+        start_s = self._now()
         try:
             yield
         finally:
-            self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self.now())
+            self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self._now())
 
     def record(self, kind: str, **fields: Any) -> None:
         call(self._host.record, kind, fields)
@@ -122,7 +121,3 @@ class RayCluster:
 
     def should_stop(self) -> bool:
         return bool(call(self._host.should_stop))
-
-    def resume(self, iteration: int) -> None:
-        """The run goes on at `iteration`: metrics beyond it are cut off."""
-        call(self._host.resume, iteration)

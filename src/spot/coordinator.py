@@ -16,6 +16,7 @@ from typing import Any
 
 from src.core.clock import Clock, RunClock, monotonic_s, wall_s
 from src.core.events import JsonLines, read_jsonl
+from src.core.protocols import Engine
 from src.core.types import (
     Lease,
     Member,
@@ -31,6 +32,7 @@ from src.spot.scheduler import Scheduler
 
 EVENTS_FILE = "events.jsonl"
 METRICS_FILE = "metrics.jsonl"
+WEIGHTS_FOLDER = "weights"
 NEWS_KEPT = 20_000
 """Rows of news that a slow reader may lag behind before it misses some."""
 
@@ -51,6 +53,19 @@ class News:
     cursor: int
     events: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a process must know of the run to take part in it."""
+
+    run: str
+    incarnation: int
+    """How many times the run was started before."""
+    weights_root: Path
+    """Where policies are published."""
+    elapsed_s: float
+    """Seconds since the start of the run."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,14 @@ class Joined:
     """Whether its silence means that it is frozen. Training ranks are silent for a whole training phase."""
 
 
+RESERVED_KINDS = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})
+
+
+def reserved(member: Member, engine: Engine) -> Joined:
+    """A training rank joins: it serves only what its training waits for, and is silent while it trains."""
+    return Joined(member, os.getpid(), engine.batch_size, engine.fingerprint, RESERVED_KINDS, watched=False)
+
+
 class Coordinator:
     """Applies what the scheduler decides, keeps results until they are taken, and logs all of it.
 
@@ -83,7 +106,7 @@ class Coordinator:
 
     Args:
         run: name of the run; it is part of every request key.
-        folder: run folder, in which events.jsonl and metrics.jsonl are written.
+        folder: run folder: events.jsonl, metrics.jsonl and published weights are in it.
         scheduler: the decider.
         iteration: where the run goes on; metrics rows beyond it are cut off.
     """
@@ -91,15 +114,16 @@ class Coordinator:
     def __init__(
         self, *, run: str, folder: Path, scheduler: Scheduler, iteration: int = 0, now: Clock = monotonic_s
     ) -> None:
-        self.run = run
-        self.folder = folder
-        self.incarnation, elapsed_s = _earlier_life(folder / EVENTS_FILE)
+        incarnation, elapsed_s = _earlier_life(folder / EVENTS_FILE)
         self.now = RunClock(elapsed_s=elapsed_s, now=now)
         self.stop_requested = False
         self.granted: dict[str, Lease] = {}
         """Leases that were granted and not yet fetched, by worker."""
         self.lost: deque[Lost] = deque()
         """Workers that were lost and not yet noticed by whoever replaces them."""
+        self._run = run
+        self._incarnation = incarnation
+        self._weights_root = folder / WEIGHTS_FOLDER
         self._scheduler = scheduler
         self._members: dict[str, Joined] = {}
         self._results: dict[RequestKey, SampleResult] = {}
@@ -111,15 +135,19 @@ class Coordinator:
         self.record(
             "run_started",
             run=run,
-            incarnation=self.incarnation,
+            incarnation=incarnation,
             iteration=iteration,
             start_wall_s=wall_s(),
         )
         self.resume(iteration)
 
+    def introduce(self) -> Introduction:
+        return Introduction(self._run, self._incarnation, self._weights_root, self.now())
+
     # Workers
 
-    def join(self, joined: Joined) -> None:
+    def join(self, joined: Joined) -> Introduction:
+        """The worker is a member from now on."""
         member = joined.member
         self._do(m.Join(member, joined.batch_size, joined.kinds, joined.watched))
         self._members[member.name] = joined
@@ -130,6 +158,7 @@ class Coordinator:
             pid=joined.pid,
             fingerprint=joined.fingerprint,
         )
+        return self.introduce()
 
     def leave(self, worker: str, reason: str) -> bool:
         """The worker is gone, say those who watch it. Returns whether it was a member until now."""

@@ -29,21 +29,21 @@ class Ledger:
     usd = reserved price x reserved GPUs x run time + spot price x sum over spot workers of (joined .. lost).
 
     Args:
-        reserved_usd_per_hour, spot_usd_per_hour: prices of one GPU.
+        reserved_usd_per_gpu_hour, spot_usd_per_gpu_hour: prices of one GPU.
         reserved_gpus: GPUs of the training ranks.
     """
 
     def __init__(
-        self, *, reserved_usd_per_hour: float, spot_usd_per_hour: float, reserved_gpus: int = 1
+        self, *, reserved_usd_per_gpu_hour: float, spot_usd_per_gpu_hour: float, reserved_gpus: int = 1
     ) -> None:
         for name, price in (
-            ("reserved_usd_per_hour", reserved_usd_per_hour),
-            ("spot_usd_per_hour", spot_usd_per_hour),
+            ("reserved_usd_per_gpu_hour", reserved_usd_per_gpu_hour),
+            ("spot_usd_per_gpu_hour", spot_usd_per_gpu_hour),
         ):
             if price < 0:
                 raise ValueError(f"{name} must not be negative, got {price}")
-        self._reserved_usd_per_hour = reserved_usd_per_hour
-        self._spot_usd_per_hour = spot_usd_per_hour
+        self._reserved_usd_per_gpu_hour = reserved_usd_per_gpu_hour
+        self._spot_usd_per_gpu_hour = spot_usd_per_gpu_hour
         self._reserved_gpus = reserved_gpus
         self._now_s = 0.0
         self._spot_s = 0.0
@@ -69,8 +69,8 @@ class Ledger:
         return Cost(
             reserved_s=reserved_s,
             spot_s=spot_s,
-            reserved_usd=reserved_s / _S_PER_HOUR * self._reserved_usd_per_hour,
-            spot_usd=spot_s / _S_PER_HOUR * self._spot_usd_per_hour,
+            reserved_usd=reserved_s / _S_PER_HOUR * self._reserved_usd_per_gpu_hour,
+            spot_usd=spot_s / _S_PER_HOUR * self._spot_usd_per_gpu_hour,
         )
 
 

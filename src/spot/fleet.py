@@ -2,8 +2,8 @@
 lost.
 
     with Fleet(...) as fleet:            # from here on, processes that are started belong to the job
-        rank = subprocess.Popen(...)     # starts up while Ray does; it connects by client.RayCluster
-        fleet.start()
+        rank = subprocess.Popen(...)     # loads its model while Ray starts
+        address = fleet.start()          # tell it the rank: it connects by client.RayCluster.connect(address)
         while rank.poll() is None:
             news = fleet.news(cursor, wait_s=0.5)
 """
@@ -48,7 +48,6 @@ class WorkerSettings:
     like.
     """
 
-    weights_root: Path
     niceness: int = 10
     cpus: tuple[int, ...] = ()
     threads: int = 1
@@ -64,7 +63,6 @@ class SpotProcess:
             member=member,
             engine=engine(),
             transport=RayTransport(host),
-            weights_root=settings.weights_root,
             heartbeat_s=settings.heartbeat_s,
         )
         worker.run()
@@ -87,6 +85,7 @@ class Fleet:
         coordinator: makes the coordinator in its own process (picklable).
         engine: makes a worker's engine in its own process (picklable).
         spot_workers: how many to keep; 0 is fine.
+        settings: how each runs.
         respawn: whether a lost worker is replaced.
         object_store_bytes: shared memory through which large results pass.
     """
@@ -96,8 +95,8 @@ class Fleet:
         *,
         coordinator: Callable[[], Coordinator],
         engine: Callable[[], Engine],
-        settings: WorkerSettings,
         spot_workers: int,
+        settings: WorkerSettings = WorkerSettings(),
         respawn: bool = True,
         object_store_bytes: int = 256 * 2**20,
     ) -> None:
@@ -120,7 +119,7 @@ class Fleet:
         mark = uuid.uuid4().hex
         scratch = Path(tempfile.mkdtemp(prefix="spotlight-"))
         self._scratch = scratch
-        variables = session.environment(mark, scratch)
+        variables = session.environment(mark)
         unmarked = {**os.environ, "PYTHONPATH": variables["PYTHONPATH"]}
         unmarked.pop(MARK_VARIABLE, None)
         self._reaper = subprocess.Popen(
@@ -135,8 +134,11 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def start(self) -> None:
-        """Starts Ray and the coordinator, which takes seconds, and lets the workers start on their own."""
+    def start(self) -> str:
+        """Starts Ray and the coordinator, which takes seconds; the workers then start on their own.
+
+        Returns the address at which training ranks connect.
+        """
         threads = str(self._settings.threads)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         with session.environ(dict.fromkeys(names, threads)):
@@ -148,9 +150,9 @@ class Fleet:
         for slot in range(self._spot_workers):
             self._spawn(Member("local", slot))
         call(self._host.introduce)  # so that a coordinator which cannot be made fails here
-        session.announce(address)
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
         self._watcher.start()
+        return address
 
     def news(self, cursor: int, wait_s: float) -> News:
         """Events and metrics since `cursor`; waits at most `wait_s` seconds for some."""

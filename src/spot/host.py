@@ -8,7 +8,7 @@ from typing import Any
 
 from src.core.clock import monotonic_s
 from src.core.types import Lease, PolicyVersion, RequestKey, SampleRequest, SampleResult, WorkReport
-from src.spot.coordinator import Coordinator, Joined, Lost, News
+from src.spot.coordinator import Coordinator, Introduction, Joined, Lost, News
 
 _TICK_S = 0.25
 
@@ -33,11 +33,13 @@ class Host:
             if self._coordinator.lost or self._coordinator.granted:
                 self._wake()
 
+    async def introduce(self) -> Introduction:
+        return self._coordinator.introduce()
+
     # Workers
 
-    async def join(self, joined: Joined) -> None:
-        self._coordinator.join(joined)
-        self._wake()
+    async def join(self, joined: Joined) -> Introduction:
+        return self._coordinator.join(joined)
 
     async def leave(self, worker: str, reason: str) -> bool:
         was_member = self._coordinator.leave(worker, reason)
@@ -87,13 +89,6 @@ class Host:
 
     async def workers(self) -> int:
         return self._coordinator.workers()
-
-    async def introduce(self) -> tuple[str, int, float]:
-        """(run, incarnation, seconds since the start of the run)."""
-        return self._coordinator.run, self._coordinator.incarnation, self._coordinator.now()
-
-    async def resume(self, iteration: int) -> None:
-        self._coordinator.resume(iteration)
 
     async def record(self, kind: str, fields: Mapping[str, Any]) -> None:
         self._coordinator.record(kind, **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +12,11 @@ from src.core.types import (
     Lease,
     Member,
     PolicyVersion,
-    RequestKind,
     SampleRequest,
     SampleResult,
 )
 from src.spot import weights
-from src.spot.coordinator import Coordinator, Joined
+from src.spot.coordinator import Coordinator, reserved
 from src.spot.worker import Worker
 
 
@@ -38,25 +36,22 @@ class InlineCluster:
         *,
         coordinator: Coordinator,
         engine: Engine,
-        weights_root: Path,
         spot_engines: Sequence[Engine] = (),
     ) -> None:
-        self.run, self.incarnation = coordinator.run, coordinator.incarnation
+        introduction = coordinator.introduce()
+        self.run = introduction.run
+        self.incarnation = introduction.incarnation
+        self._weights_root = introduction.weights_root
         self._coordinator = coordinator
         self._engine = engine
-        self._weights_root = weights_root
-        member = Member("local", 0, self.incarnation, "reserved")
-        self._name = member.name
-        kinds = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})
-        coordinator.join(
-            Joined(member, os.getpid(), engine.batch_size, engine.fingerprint, kinds, watched=False)
-        )
+        joined = reserved(Member("local", 0, self.incarnation, "reserved"), engine)
+        self._name = joined.member.name
+        coordinator.join(joined)
         self._spot = [
             Worker(
                 member=Member("local", slot),
                 engine=spot_engine,
                 transport=_Direct(coordinator),
-                weights_root=weights_root,
             )
             for slot, spot_engine in enumerate(spot_engines)
         ]
@@ -111,9 +106,6 @@ class InlineCluster:
 
     def should_stop(self) -> bool:
         return self._coordinator.stop_requested
-
-    def resume(self, iteration: int) -> None:
-        self._coordinator.resume(iteration)
 
 
 class _Direct:

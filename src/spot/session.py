@@ -12,32 +12,29 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from src.core.clock import monotonic_s, sleep_s
 from src.spot.reaper import MARK_VARIABLE
 
 # Ray reads these when it is imported. The second one's name tells where it is on by default; on Linux too it
 # makes all servers listen on 127.0.0.1 only, which no argument of ray.init does. Whoever needs ray imports it
 # from here, so that they are set.
 os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 import ray as ray
 
 NAMESPACE = "spotlight"
 COORDINATOR = "coordinator"
-ADDRESS_VARIABLE = "SPOTLIGHT_RAY_ADDRESS_FILE"
 _REPOSITORY = Path(__file__).parents[2]
 
 
-def environment(mark: str, scratch: Path) -> dict[str, str]:
+def environment(mark: str) -> dict[str, str]:
     """What every process of the job finds in its environment."""
     paths = [str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         MARK_VARIABLE: mark,
-        ADDRESS_VARIABLE: str(scratch / "address"),
-        # Ray keeps the first token that a process has used, so a second job of this process must use it too
-        "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }
@@ -62,6 +59,7 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
     """Starts Ray (takes seconds) and returns its address."""
     with _own_signal_handlers():
         context = ray.init(
+            "local",
             num_cpus=1,  # our actors take no share of a CPU; for each, Ray would start an idle process
             include_dashboard=False,
             log_to_driver=False,
@@ -79,25 +77,10 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
     return address
 
 
-def announce(address: str) -> None:
-    """Lets training ranks find Ray: they may have been started before it."""
-    file = Path(os.environ[ADDRESS_VARIABLE])
-    draft = file.with_suffix(".draft")
-    draft.write_text(address)
-    draft.rename(file)
-
-
-def connect(*, wait_s: float) -> ray.actor.ActorHandle:
-    """Connects a training rank to the job's Ray, as soon as it is there, and returns the coordinator."""
-    file = Path(os.environ[ADDRESS_VARIABLE])
-    deadline_s = monotonic_s() + wait_s
-    while not file.exists():
-        if monotonic_s() > deadline_s:
-            raise TimeoutError(f"the job's Ray was not announced in {file} within {wait_s:g} s")
-        sleep_s(0.05)
-    if not ray.is_initialized():
-        with _own_signal_handlers():
-            ray.init(file.read_text(), namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+def connect(address: str) -> Any:
+    """Connects a training rank to the job's Ray and returns the coordinator's actor."""
+    with _own_signal_handlers():
+        ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     return ray.get_actor(COORDINATOR)
 
 

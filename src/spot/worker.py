@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from src.core.protocols import Engine
 from src.core.types import Lease, Member, PolicyVersion, SampleResult, WorkReport
 from src.spot import weights
-from src.spot.coordinator import Joined
+from src.spot.coordinator import Introduction, Joined
 
 
 class Transport(Protocol):
     """A worker's way to the coordinator."""
 
-    def join(self, joined: Joined) -> None:
+    def join(self, joined: Joined) -> Introduction:
         """Becomes a member."""
 
     def pull(self, worker: str) -> Lease | None:
@@ -34,7 +33,6 @@ class Worker:
     """One engine that serves whatever it is leased.
 
     Args:
-        weights_root: where policies are published.
         heartbeat_s: seconds between signs of life.
     """
 
@@ -44,20 +42,19 @@ class Worker:
         member: Member,
         engine: Engine,
         transport: Transport,
-        weights_root: Path,
         heartbeat_s: float = 2.0,
     ) -> None:
         self.name = member.name
         self._member = member
         self._engine = engine
         self._transport = transport
-        self._weights_root = weights_root
         self._heartbeat_s = heartbeat_s
         self._held: PolicyVersion | None = None
 
     def join(self) -> None:
         engine = self._engine
-        self._transport.join(Joined(self._member, os.getpid(), engine.batch_size, engine.fingerprint))
+        joined = Joined(self._member, os.getpid(), engine.batch_size, engine.fingerprint)
+        self._weights_root = self._transport.join(joined).weights_root
 
     def run(self) -> None:
         """Joins and serves until it is told to end. Raises what the engine raises: the worker is then
