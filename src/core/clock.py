@@ -44,3 +44,13 @@ class Stopwatch:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started_s
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them: `8.4 s`, `3 min 20 s`, `2 h 05 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
