@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # Newest run folder, for `make report`.
-RUN ?= $(patsubst %/events.jsonl,%,$(firstword $(shell ls -t outputs/*/*/events.jsonl multirun/*/*/*/events.jsonl 2>/dev/null)))
+RUN ?= $(patsubst %/events.jsonl,%,$(firstword $(shell ls -t outputs/*/*/events.jsonl outputs/*/*/*/events.jsonl 2>/dev/null)))
 
 help: ## Show this list.
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ lint: setup ## Check style, formatting and types.
 	$(BIN)/mypy
 
 report: setup ## Write RUN/report.html; RUN is the newest run folder by default.
-	$(if $(RUN),,$(error No run folder under outputs/ or multirun/: `make train` first, or give RUN=<folder>))
+	$(if $(RUN),,$(error No run folder under outputs/: `make train` first, or give RUN=<folder>))
 	$(BIN)/python -m src.report $(RUN)
 
 base: setup ## Make the shipped base weights and recognisers again.

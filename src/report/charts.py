@@ -66,8 +66,8 @@ EXPLORATION = (
     ),
     Chart(
         "Seeds per iteration",
-        "Seeds that were explored in time, and those of them that were trained on.",
-        (Line("explore/explored", "explored"), Line("explore/kept", "kept", "c2")),
+        "Candidates that the workers were asked to explore, and those that came before training ended.",
+        (Line("explore/explored", "explored in time"), Line("explore/requested", "asked for", "c3")),
     ),
 )
 
@@ -77,7 +77,8 @@ SECONDS = Chart(
     (
         Line("time/rollout_s", "rollout", "rollout"),
         Line("time/train_s", "train", "train"),
-        Line("time/wait_s", "wait", "other"),
+        Line("time/recompute_s", "of it recomputing log-probabilities", "c2"),
+        Line("time/evaluate_s", "evaluate", "eval"),
     ),
 )
 

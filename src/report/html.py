@@ -10,9 +10,10 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
+from src.core.clock import duration
 from src.report.charts import EXPLORATION, LEARNING, OPTIMISATION, SECONDS, Chart
 from src.report.read import Curve, Picture, Run, flatten
-from src.report.svg import KINDS, Series, duration, kind_class, line_chart, symbol, timeline_chart
+from src.report.svg import KINDS, Series, kind_class, line_chart, symbol, timeline_chart
 from src.report.timeline import Row, Timeline, timeline
 
 SHOWN_PAIRS = 24

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from src.core.clock import duration
 from src.report.read import Curve
 from src.report.timeline import Span, Timeline, coalesce
 
@@ -52,16 +53,6 @@ def number(value: float) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """`8.4 s`, `3 min 20 s`, `2 h 05 min`."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ class Span:
     """The worker died, or the lease was taken back, before the work was done."""
 
 
+_KIND_OF_PHASE = {"evaluate": "eval"}
+"""Phases of the trainer that are the same work as a request kind."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """A worker's life at one moment: `joined`, `returned`, `killed`, `frozen` or `left`."""
@@ -107,10 +111,10 @@ class _Fold:
         self._end_lease(event["lease"], float(event["time_s"]), lost=True)
 
     def on_phase(self, event: Event) -> None:
-        label = f"{event['name']}, iteration {event['iteration']}"
-        self.trainer.spans.append(
-            Span(float(event["start_s"]), float(event["end_s"]), str(event["name"]), label)
-        )
+        name = str(event["name"])
+        kind = _KIND_OF_PHASE.get(name, name)
+        label = f"{name}, iteration {event['iteration']}"
+        self.trainer.spans.append(Span(float(event["start_s"]), float(event["end_s"]), kind, label))
         self.end_s = max(self.end_s, float(event["end_s"]))
 
     def close(self, end_s: float, *, crashed: bool) -> None:
@@ -131,7 +135,7 @@ class _Fold:
         row = None if granted is None else self._row_of.get(granted["worker"])
         if granted is None or row is None:
             return
-        kind = str(granted["request_kind"]).lower()
+        kind = str(granted["request_kind"])
         label = (
             f"{kind}, iteration {granted['iteration']}, {granted['count']} samples{', lost' if lost else ''}"
         )

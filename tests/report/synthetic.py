@@ -46,11 +46,22 @@ def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, imag
         events.append({"time_s": round(at_s, 3), "kind": kind, **fields})
 
     def evaluate(step: int) -> None:
+        nonlocal time_s
         progress = 1 - math.exp(-step / 10)
         reward = 0.4 + 0.27 * progress + rng.uniform(-0.01, 0.01)
         judge = 0.36 + 0.22 * progress + rng.uniform(-0.01, 0.01)
+        event(time_s + 0.9, "phase", name="evaluate", iteration=step, start_s=time_s, end_s=time_s + 0.9)
         event(time_s, "evaluated", iteration=step, reward=reward, judge=judge, images=64)
-        metrics.append({"step": step, "time_s": time_s, "eval/reward": reward, "eval/judge": judge})
+        metrics.append(
+            {
+                "step": step,
+                "time_s": time_s,
+                "eval/reward": reward,
+                "eval/judge": judge,
+                "time/evaluate_s": 0.9,
+            }
+        )
+        time_s += 0.9
 
     event(0, "run_started", run="r", incarnation=0, iteration=0, start_wall_s=1.7e9)
     worker = dict.fromkeys((0, 1), 0)
@@ -67,17 +78,17 @@ def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, imag
             if iteration == 6 and slot == 1:
                 continue
             for kind, start_s, length_s in (
-                ("ROLLOUT", time_s, rollout_s - 0.1),
-                ("AUDIT", middle_s, 0.6),
-                ("EXPLORE", middle_s + 0.7, train_s / 2 - 0.5),
-                ("EXPLORE", middle_s + 0.4 + train_s / 2, train_s / 2 - 0.6),
+                ("rollout", time_s, rollout_s - 0.1),
+                ("audit", middle_s, 0.6),
+                ("explore", middle_s + 0.7, train_s / 2 - 0.5),
+                ("explore", middle_s + 0.4 + train_s / 2, train_s / 2 - 0.6),
             ):
                 if iteration == 5 and slot == 1 and start_s > middle_s + 1:
                     continue
                 held = {"lease": lease, "worker": f"spot-local-{slot}.{worker[slot]}", "request_kind": kind}
-                held |= {"iteration": iteration + (kind in ("AUDIT", "EXPLORE")), "count": 8}
+                held |= {"iteration": iteration + (kind != "rollout"), "count": 8}
                 event(start_s, "lease_granted", **held, version=f"0.{iteration}")
-                if iteration == 5 and slot == 1 and kind == "EXPLORE":
+                if iteration == 5 and slot == 1 and kind == "explore":
                     event(start_s + 1.1, "lease_lost", **held, reason="killed")
                     event(start_s + 1.1, "worker_lost", worker=held["worker"], reason="killed", requests=8)
                     worker[slot] += 1
@@ -139,10 +150,10 @@ def training_row(
         "explore/variance_kept": 0.07 + 0.01 * rng.random(),
         "explore/variance_random": 0.03 + 0.01 * rng.random(),
         "explore/explored": 256 - rng.randrange(30),
-        "explore/kept": 64,
+        "explore/requested": 256,
         "time/rollout_s": rollout_s,
         "time/train_s": train_s,
-        "time/wait_s": 0.1 * rng.random(),
+        "time/recompute_s": 0.3 * rng.random(),
         "images/mean": 0.5 + 0.02 * rng.random(),
         "images/edge": 0.2 + 0.02 * rng.random(),
     }

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from src.core.clock import duration
 from src.report.__main__ import main
 from src.report.html import data_uri, page
 from src.report.read import read_run
-from src.report.svg import Series, duration, line_chart, ticks, timeline_chart
+from src.report.svg import Series, line_chart, ticks, timeline_chart
 from src.report.timeline import Row, Span, Timeline
 from tests.report.synthetic import write_run
 

@@ -17,7 +17,7 @@ def joined(time_s: float, worker: str, slot: int, role: str = "spot") -> dict[st
     }
 
 
-def granted(time_s: float, lease: int, worker: str, kind: str = "EXPLORE") -> dict[str, Any]:
+def granted(time_s: float, lease: int, worker: str, kind: str = "explore") -> dict[str, Any]:
     fields = {"lease": lease, "worker": worker, "request_kind": kind, "iteration": 3, "count": 8}
     return {"time_s": time_s, "kind": "lease_granted", **fields}
 
@@ -40,7 +40,7 @@ def test_a_worker_that_returns_continues_its_row() -> None:
             over(6, 2, "lease_lost"),
             lost(6, "w.0", "killed"),
             joined(9, "w.1", 0),
-            granted(10, 3, "w.1", "ROLLOUT"),
+            granted(10, 3, "w.1", "rollout"),
             over(12, 3),
         ]
     )
