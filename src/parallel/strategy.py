@@ -29,7 +29,6 @@ class LocalStrategy(SingleDeviceStrategy):
         (optimizer,) = self.optimizers
         self.updater = LocalUpdater(
             optimizer=optimizer,
-            parameters=[parameter for group in optimizer.param_groups for parameter in group["params"]],
             grad_clip=self._grad_clip,
             warmup_updates=self._warmup_updates,
         )

@@ -24,17 +24,17 @@ class LocalUpdater:
 
     Args:
         optimizer: with the learning rates to warm up to.
-        clip_norm: largest global norm of the gradient.
+        grad_clip: largest global norm of the gradient.
         warmup_updates: 0 for no warm-up.
     """
 
-    def __init__(self, *, optimizer: Optimizer, clip_norm: float, warmup_updates: int) -> None:
-        if not clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    def __init__(self, *, optimizer: Optimizer, grad_clip: float, warmup_updates: int) -> None:
+        if not grad_clip > 0:
+            raise ValueError(f"grad_clip must be positive, got {grad_clip}")
         if warmup_updates < 0:
             raise ValueError(f"warmup_updates must not be negative, got {warmup_updates}")
         self._optimizer = optimizer
-        self._clip_norm = clip_norm
+        self._grad_clip = grad_clip
         self._warmup_updates = warmup_updates
         self._learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
         self.skipped = 0
@@ -55,7 +55,7 @@ class LocalUpdater:
         total = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         norm = float(total)
         if math.isfinite(norm):
-            clip_grads_with_norm_(parameters, self._clip_norm, total)
+            clip_grads_with_norm_(parameters, self._grad_clip, total)
             self._set_learning_rates(update)
             self._optimizer.step()
         else:

@@ -14,10 +14,10 @@ from src.parallel.updater import LocalUpdater, flatten_optimizer, restore_optimi
 
 
 def updater_for(
-    weights: Tensor, *, lr: float = 1.0, clip_norm: float = 1e9, warmup_updates: int = 0
+    weights: Tensor, *, lr: float = 1.0, grad_clip: float = 1e9, warmup_updates: int = 0
 ) -> LocalUpdater:
     return LocalUpdater(
-        optimizer=torch.optim.SGD([weights], lr=lr), clip_norm=clip_norm, warmup_updates=warmup_updates
+        optimizer=torch.optim.SGD([weights], lr=lr), grad_clip=grad_clip, warmup_updates=warmup_updates
     )
 
 
@@ -39,7 +39,7 @@ def test_a_small_gradient_is_applied_as_it_is():
 
 def test_a_large_gradient_is_clipped_and_its_norm_before_that_returned():
     weights = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    assert apply_gradient(updater_for(weights, clip_norm=1.0), weights, [3.0, 4.0]) == 5.0
+    assert apply_gradient(updater_for(weights, grad_clip=1.0), weights, [3.0, 4.0]) == 5.0
     torch.testing.assert_close(
         weights.detach(), torch.tensor([-0.6, -0.8], dtype=torch.float64), rtol=1e-6, atol=0
     )
@@ -47,7 +47,7 @@ def test_a_large_gradient_is_clipped_and_its_norm_before_that_returned():
 
 def test_the_norm_is_over_all_parameters():
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    updater = LocalUpdater(optimizer=torch.optim.SGD([a, b], lr=1.0), clip_norm=1e9, warmup_updates=0)
+    updater = LocalUpdater(optimizer=torch.optim.SGD([a, b], lr=1.0), grad_clip=1e9, warmup_updates=0)
 
     def closure() -> float:
         updater.backward(3 * a.sum() + 4 * b.sum())
@@ -69,7 +69,7 @@ def test_warm_up_is_a_function_of_the_update():
 def test_groups_keep_their_ratio_of_learning_rates():
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([{"params": [a], "lr": 1.0}, {"params": [b], "lr": 0.25}])
-    updater = LocalUpdater(optimizer=optimizer, clip_norm=1e9, warmup_updates=2)
+    updater = LocalUpdater(optimizer=optimizer, grad_clip=1e9, warmup_updates=2)
 
     def closure() -> float:
         updater.backward(a.sum() + b.sum())
@@ -86,7 +86,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
 ):
     weights = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([weights], lr=0.1)
-    updater = LocalUpdater(optimizer=optimizer, clip_norm=1.0, warmup_updates=0)
+    updater = LocalUpdater(optimizer=optimizer, grad_clip=1.0, warmup_updates=0)
     apply_gradient(updater, weights, [1.0, 1.0], update=0)
     before, state = weights.detach().clone(), flatten_optimizer(optimizer, {"w": weights})[0]
     with caplog.at_level(logging.WARNING):
@@ -108,7 +108,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
 def test_an_update_without_any_gradient_does_nothing():
     weights = nn.Parameter(torch.ones(2))
     updater = LocalUpdater(
-        optimizer=torch.optim.AdamW([weights], lr=0.1, weight_decay=0.5), clip_norm=1.0, warmup_updates=0
+        optimizer=torch.optim.AdamW([weights], lr=0.1, weight_decay=0.5), grad_clip=1.0, warmup_updates=0
     )
     assert updater.apply(0, lambda: 0.0) == 0.0
     assert weights.tolist() == [1.0, 1.0]
@@ -126,7 +126,7 @@ def test_micro_batches_accumulate_to_one_shot():
 
     def trained(parts: list[Tensor]) -> Tensor:
         weights = nn.Parameter(torch.ones(5, dtype=torch.float64))
-        updater = updater_for(weights, clip_norm=0.5)
+        updater = updater_for(weights, grad_clip=0.5)
 
         def closure() -> float:
             for part in parts:
@@ -144,7 +144,7 @@ def test_one_process_is_a_group_of_its_own():
     assert updater.snapshot == Snapshot(rank=0, world=1)
 
 
-@pytest.mark.parametrize(("field", "value"), [("clip_norm", 0.0), ("warmup_updates", -1)])
+@pytest.mark.parametrize(("field", "value"), [("grad_clip", 0.0), ("warmup_updates", -1)])
 def test_settings_are_checked(field: str, value: float):
     with pytest.raises(ValueError, match=rf"{field} must .*, got {value}"):
         updater_for(nn.Parameter(torch.zeros(1)), **{field: value})
@@ -179,7 +179,7 @@ def make_model() -> nn.Module:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, updates: range) -> None:
-    updater = LocalUpdater(optimizer=optimizer, clip_norm=1.0, warmup_updates=5)
+    updater = LocalUpdater(optimizer=optimizer, grad_clip=1.0, warmup_updates=5)
     for update in updates:
         rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(update))
 
