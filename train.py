@@ -10,37 +10,28 @@ from __future__ import annotations
 import os
 import sys
 
+os.environ["SPOTLIGHT_ROOT"] = os.path.dirname(os.path.abspath(__file__))
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as exceptions: we print one line, not a traceback
 
 import hydra
 from omegaconf import DictConfig
 
-BAD_INPUT = 2
-
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> float | None:
     """Runs one job; returns the final held-out reward to the sweeper."""
-    from src.app.config import ConfigError  # imported here: --help and --cfg answer without loading torch
-    from src.app.job import launch
+    from src.app import errors, job  # imported here: --help and --cfg answer without loading anything else
 
     try:
-        return launch(config)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
-
-
-def _entry() -> None:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        main()
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        return job.launch(config)
+    except Exception as error:  # here and not outside, where Hydra would add lines of its own
+        sys.exit(errors.exit_code_of(error))
 
 
 if __name__ == "__main__":
-    _entry()
+    try:
+        main()
+    except Exception as error:  # Hydra's: a misspelt override, a broken YAML file
+        from src.app import errors
+
+        sys.exit(errors.exit_code_of(error))

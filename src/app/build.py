@@ -2,64 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
 
+import pytorch_lightning as pl
 import torch
-from hydra.utils import instantiate
 
+from src.app import checkpoint
+from src.app.callbacks import Checkpointing, Evaluation
+from src.app.config import CHECKPOINTS, Config, build, geometry, task
 from src.app.engine import RolloutEngine
+from src.core.protocols import Cluster
+from src.core.types import SampleSpec
 from src.models.adapter import DiTAdapter
 from src.models.load import load_adapter
-from src.models.lora import apply_lora
+from src.models.lora import apply_lora, reference_of
 from src.models.sampler import Sampler
+from src.rl.data import PromptData
+from src.rl.module import Audit, FlowGRPO, RunIdentity
+from src.rl.policy_gradient import PolicyGradient
+from src.rl.replay_log import ReplayLog
+from src.rl.seed_bank import SeedBank
+from src.spot.callback import Await, Exploration, Race, Replay, SpotExploration
 
-Config = Mapping[str, Any]
-"""The resolved configuration as plain dictionaries and lists: what config.yaml of a run folder holds."""
 
-
-def build_adapter(model: Config) -> DiTAdapter:
-    """The model of `model.path`, with a LoRA adapter if `model.lora` is set."""
+def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
+    """This process's model, and how this job denoises with it."""
+    torch.set_num_threads(threads)
+    model = config["model"]
     adapter = load_adapter(model["path"])
     if model["lora"] is not None:
         apply_lora(adapter.transformer, **model["lora"])
     if model["compile"]:
-        from src.models.compile import compile_blocks  # imported here: pulls in the compiler
+        from src.models.compile import compile_blocks  # imported here: it loads the compiler
 
         compile_blocks(adapter.transformer)
-    return adapter
-
-
-def build_sampler(config: Config, adapter: DiTAdapter) -> Sampler:
-    """How this job denoises: step rule and schedule from `algo` and `model`."""
+    adapter.to(torch.device(device))
     return Sampler(
         adapter=adapter,
-        rule=instantiate(config["algo"]["rule"]),
-        schedule_for=instantiate(config["model"]["schedule"]),
+        rule=build(config["algo"]["rule"], "algo.rule"),
+        schedule_for=build(model["schedule"], "model.schedule"),
         noise_steps=config["algo"]["steps"],
-        batch_size=config["model"]["batch_size"],
-        stored_dtype=getattr(torch, config["model"]["stored_dtype"]),
+        batch_size=model["batch_size"],
+        stored_dtype=getattr(torch, model["stored_dtype"]),
     )
 
 
-def build_engine(config: Config, sampler: Sampler | None = None) -> RolloutEngine:
-    """An engine with a model of its own, or around the trainer's sampler."""
-    if sampler is None:
-        sampler = build_sampler(config, build_adapter(config["model"]))
+def build_engine(config: Config, sampler: Sampler) -> RolloutEngine:
+    """Makes and scores samples with the sampler's model."""
+    reward = config["reward"]
     return RolloutEngine(
         sampler=sampler,
-        reward=instantiate(config["reward"]["reward"]),
-        judge=instantiate(config["reward"]["judge"]),
+        reward=build(reward["reward"], "reward.reward"),
+        judge=build(reward["judge"], "reward.judge"),
     )
 
 
 def build_worker_engine(config: Config) -> RolloutEngine:
-    """What a spot worker runs, in its own process."""
-    torch.set_num_threads(config["cluster"]["threads"])
-    return build_engine(config)
+    """The engine of a spot worker, with a model of its own."""
+    cluster = config["cluster"]
+    return build_engine(config, build_sampler(config, device=cluster["device"], threads=cluster["threads"]))
 
 
-def engine_factory(config: Config) -> Callable[[], RolloutEngine]:
-    """A picklable `build_worker_engine` for this configuration."""
+def worker_engine_factory(config: Config) -> Callable[[], RolloutEngine]:
+    """A picklable `build_worker_engine` of this configuration."""
     return partial(build_worker_engine, config)
+
+
+def build_rank_engine(config: Config) -> tuple[DiTAdapter, Sampler, RolloutEngine]:
+    """The engine of the training rank, around the model that is trained."""
+    device, threads = config["trainer"]["accelerator"], config["parallel"]["threads"]
+    sampler = build_sampler(config, device=device, threads=threads)
+    return sampler.adapter, sampler, build_engine(config, sampler)
+
+
+def build_module(
+    config: Config, identity: RunIdentity, cluster: Cluster, sampler: Sampler, engine: RolloutEngine
+) -> FlowGRPO:
+    """The training loop."""
+    algo, explore = config["algo"], config["explore"]
+    loss = build(algo["loss"], "algo.loss")
+    return FlowGRPO(
+        identity=identity,
+        cluster=cluster,
+        adapter=sampler.adapter,
+        save_weights=engine.save_weights,
+        fingerprint=engine.fingerprint,
+        geometry=geometry(config),
+        guidance_scale=algo["guidance_scale"],
+        window=build(algo["window"], "algo.window"),
+        advantage=build(algo["advantage"], "algo.advantage"),
+        policy_gradient=PolicyGradient(
+            sampler=sampler,
+            loss=loss,
+            reference=reference_of(sampler.adapter) if loss.kl_weight else None,
+            micro_batch=algo["micro_batch"],
+        ),
+        seed_bank=SeedBank(run_seed=config["seed"], select=build(explore["select"], "explore.select")),
+        audit=Audit(**explore["audit"]),
+        old_logprob=algo["old_logprob"],
+        optimizer=build(algo["optimizer"], "algo.optimizer"),
+    )
+
+
+def build_data(config: Config, *, first: int) -> PromptData:
+    """The batches of iterations `first`.. of this run."""
+    return PromptData(
+        prompts=task(config).train_prompts,
+        per_iteration=config["data"]["prompts_per_iteration"],
+        seed=config["seed"],
+        iterations=config["trainer"]["max_steps"],
+        first=first,
+    )
+
+
+def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.Checkpoint | None) -> list[pl.Callback]:
+    """Exploration, evaluation, checkpoints: at the end of an iteration they run in this order."""
+    algo, callbacks, last = config["algo"], config["callbacks"], config["trainer"]["max_steps"]
+    return [
+        SpotExploration(planner=build(config["planner"], "planner"), exploration=build_exploration(config)),
+        Evaluation(
+            prompts=task(config).heldout_prompts[: config["data"]["eval_prompts"]],
+            spec=SampleSpec(steps=algo["eval_steps"], guidance_scale=algo["guidance_scale"]),
+            folder=folder / "images",
+            last=last,
+            **callbacks["evaluate"],
+        ),
+        Checkpointing(root=folder / CHECKPOINTS, last=last, base=base, resume=resume, **callbacks["checkpoint"]),
+    ]
+
+
+def build_exploration(config: Config) -> Exploration:
+    """When explored rewards count: `explore.sync`."""
+    explore = config["explore"]
+    if explore["sync"] == "replay":
+        return Replay(source=ReplayLog(Path(explore["replay_from"]) / "events.jsonl").explored)
+    return Race() if explore["sync"] == "race" else Await(timeout_s=explore["await_timeout_s"])
+
+
+def build_trainer(config: Config, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
+    """Lightning's trainer. It runs until the data end: `max_steps` counts iterations, not optimizer steps."""
+    arguments = {key: value for key, value in config["trainer"].items() if key != "max_steps"}
+    return pl.Trainer(
+        **arguments,
+        strategy=build(config["parallel"]["strategy"], "parallel.strategy"),
+        callbacks=list(callbacks),
+        max_steps=-1,
+        max_epochs=1,
+        logger=False,  # metrics go through the coordinator to the parent process
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )

@@ -58,12 +58,6 @@ class Fingerprint:
         )
 
 
-def save_weights(adapter: DiTAdapter, folder: Path) -> str:
-    """Writes the trained parameters into `folder` and returns their checksum."""
-    save_file(adapter.trainable_state(), folder / WEIGHTS_FILE)
-    return adapter.checksum()
-
-
 @dataclass(frozen=True)
 class _Scored:
     reward: float | ScoreError
@@ -94,6 +88,11 @@ class RolloutEngine:
 
     def load_weights(self, folder: Path) -> str:
         self._adapter.load_trainable_state(load_file(folder / WEIGHTS_FILE))
+        return self.weights_changed()
+
+    def save_weights(self, folder: Path) -> str:
+        """Writes the trained parameters as they are now into `folder`, and returns their checksum."""
+        save_file(self._adapter.trainable_state(), folder / WEIGHTS_FILE)
         return self.weights_changed()
 
     def weights_changed(self) -> str:

@@ -51,25 +51,15 @@ class Iterations(Dataset[Batch]):
 
 
 class PromptData(pl.LightningDataModule):
-    """Feeds the trainer one `Batch` per iteration, from `first` (set on resume) to `iterations`."""
+    """Feeds the trainer one `Batch` per iteration, `first .. iterations - 1` (`first` is not 0 after a resume)."""
 
-    def __init__(self, *, prompts: Sequence[Prompt], per_iteration: int, seed: int, iterations: int) -> None:
+    def __init__(
+        self, *, prompts: Sequence[Prompt], per_iteration: int, seed: int, iterations: int, first: int = 0
+    ) -> None:
         super().__init__()
-        self._prompts = prompts
-        self._per_iteration = per_iteration
-        self._seed = seed
-        self._iterations = iterations
-        self.first = 0
-        self._batches(first=0)  # refuses a wrong geometry before anything is started
-
-    def _batches(self, first: int) -> Iterations:
-        return Iterations(
-            prompts=self._prompts,
-            per_iteration=self._per_iteration,
-            seed=self._seed,
-            first=first,
-            last=self._iterations,
+        self._batches = Iterations(
+            prompts=prompts, per_iteration=per_iteration, seed=seed, first=first, last=iterations
         )
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(self._batches(self.first), batch_size=None, shuffle=False)
+        return DataLoader(self._batches, batch_size=None, shuffle=False)

@@ -9,7 +9,8 @@ So the choice of seeds is stale by one version, and nothing else: kept seeds are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import pytorch_lightning as pl
@@ -67,23 +68,20 @@ class Replay:
     """The explored rewards that an earlier run accepted, whatever was fast or slow then. Nothing is explored.
 
     Args:
-        explored: by iteration, from that run's event log.
+        source: (iteration, policy that explores) -> what was accepted for the iteration's batch.
     """
 
     wait_s = 0.0
 
-    def __init__(self, *, explored: Mapping[int, ExploredByInstance], source: str) -> None:
-        self._explored = explored
+    def __init__(self, *, source: Callable[[int, PolicyVersion], ExploredByInstance]) -> None:
         self._source = source
 
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
-        """Nothing is explored."""
+        """Nothing to do."""
 
     def finish(self, module: Explorable, requests: Sequence[SampleRequest]) -> ExploredByInstance:
-        iteration = module.policy.iteration
-        if iteration not in self._explored:
-            raise ValueError(f"explore.replay_from: {self._source} has no exploration of iteration {iteration}")
-        return self._explored[iteration]
+        coming = module.policy  # the updates are done: this is the policy that the seeds are chosen for
+        return self._source(coming.iteration, replace(coming, iteration=coming.iteration - 1))
 
 
 class SpotExploration(pl.Callback):

@@ -1,0 +1,227 @@
+"""The parent process of a job: launcher, Ray driver and terminal. It neither trains nor makes samples.
+
+    parent ── Ray: coordinator (queue, results, logs), spot workers (explore, roll out)
+       └───── training rank (src/app/rank.py): talks to the coordinator only
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra.utils import get_method
+from omegaconf import DictConfig
+
+from src.app.config import Config, ConfigError, RunPlan, build, plan_run
+from src.app.errors import Interrupted, JobFailed
+from src.app.processes import BAD_INPUT, DONE
+from src.app.progress import Progress
+from src.app.sinks import Guarded, Sink
+from src.app.summary import Summary, five_lines, write_summary
+from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
+from src.spot.cost import Ledger
+from src.spot.fleet import Fleet, WorkerSettings
+from src.spot.scheduler import Scheduler
+
+POLL_S = 0.2
+
+
+def launch(config: DictConfig) -> float | None:
+    """Runs the job that `config.job` names and returns what a sweep maximises."""
+    job = get_method(config.job)
+    result: float | None = job(config)
+    return result
+
+
+def post_train(config: DictConfig) -> float:
+    """Post-trains a model and returns the final held-out reward.
+
+    Raises:
+        ConfigError: bad configuration or input.
+        JobFailed: a part of the job died.
+        Interrupted: SIGINT or SIGTERM; a checkpoint was saved.
+    """
+    plan = plan_run(config)
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    terminal = Terminal(plan)
+    asked_to_stop = StopSignals()
+    with asked_to_stop, _fleet(plan) as fleet, _rank(plan) as rank, terminal:
+        _send_start(rank, plan, fleet.start())
+        told = False
+        while rank.poll() is None:
+            terminal.show(_news(fleet, terminal.cursor, plan))
+            if asked_to_stop.name and not told:
+                fleet.stop(asked_to_stop.name)
+                told = True
+        status = "interrupted" if told else "done" if rank.returncode == DONE else "failed"
+        fleet.record("run_ended", status=status, iteration=terminal.iteration)
+        terminal.show(fleet.news(terminal.cursor, 0.0))
+        summary = terminal.finish()
+    if rank.returncode != DONE:
+        raise _rank_error(rank.returncode, plan.folder)
+    if told:
+        raise Interrupted(f"stopped by {asked_to_stop.name}; go on with ckpt_path=last paths.output_dir={plan.folder}")
+    print(five_lines(summary, plan.folder))
+    return float(summary["eval_reward_end"])
+
+
+class Terminal:
+    """Shows the news of a job on the terminal and passes it to the logger."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._prices = dict(plan.config["market"])
+        self._sink: Sink = Guarded(build(plan.config["logger"], "logger"))
+        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=Ledger(**self._prices))
+        self.cursor = 0
+        self.iteration = 0
+
+    def __enter__(self) -> Terminal:
+        self._progress.start()
+        self._sink.start(self._plan.folder, self._plan.config)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, news: News) -> None:
+        """Takes what was logged since the last call."""
+        self.cursor = news.cursor
+        for event in news.events:
+            self._progress.on_event(event)
+            if event["kind"] == "evaluated":
+                self._sink.images(event["iteration"], _image_rows(self._plan.folder, event["images"]))
+        for row in news.metrics:
+            self._progress.on_metrics(row)
+            self.iteration = max(self.iteration, row["step"])
+            metrics = {name: value for name, value in row.items() if name not in ("step", "time_s")}
+            self._sink.log(row["step"], metrics)
+
+    def finish(self) -> Summary:
+        """Writes summary.json and ends the logger."""
+        summary = write_summary(self._plan.folder, prices=self._prices)
+        self._sink.finish(summary)
+        return summary
+
+
+class StopSignals:
+    """Turns the first SIGINT or SIGTERM into a request to finish the iteration and save; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.name:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+        print("stopping after this iteration (again: at once)", file=sys.stderr)
+
+
+def make_coordinator(run: str, folder: Path, iteration: int, heartbeat_timeout_s: float) -> Coordinator:
+    """The coordinator of a job, in its own process."""
+    scheduler = Scheduler(heartbeat_timeout_s=heartbeat_timeout_s)
+    return Coordinator(run=run, folder=folder, scheduler=scheduler, iteration=iteration)
+
+
+def make_engine(config: Config) -> Any:
+    """The engine of a spot worker, in its own process: only there torch and diffusers are loaded."""
+    from src.app.build import build_worker_engine
+
+    return build_worker_engine(config)
+
+
+def _fleet(plan: RunPlan) -> Fleet:
+    cluster = plan.config["cluster"]
+    return Fleet(
+        coordinator=partial(
+            make_coordinator,
+            run=plan.folder.name,
+            folder=plan.folder,
+            iteration=_resumed_iteration(plan.resume),
+            heartbeat_timeout_s=cluster["heartbeat_timeout_s"],
+        ),
+        engine=partial(make_engine, plan.config),
+        settings=WorkerSettings(niceness=cluster["nice"], threads=cluster["threads"]),
+        spot_workers=cluster["spot_workers"],
+        respawn=cluster["respawn"],
+    )
+
+
+@contextmanager
+def _rank(plan: RunPlan) -> Iterator[subprocess.Popen[str]]:
+    """The training rank's process: in a session of its own, so that Ctrl-C reaches the parent only."""
+    with (plan.folder / "rank.log").open("a", encoding="utf-8") as log:
+        rank = subprocess.Popen(
+            [sys.executable, "-m", "src.app.rank", str(plan.folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(plan.config["parallel"]["threads"])},
+        )
+    try:
+        yield rank
+    finally:
+        rank.kill()
+        rank.wait()
+        shutil.rmtree(plan.folder / WEIGHTS_FOLDER, ignore_errors=True)
+
+
+def _send_start(rank: subprocess.Popen[str], plan: RunPlan, address: str) -> None:
+    start = {"address": address, "resume": str(plan.resume) if plan.resume else None}
+    assert rank.stdin is not None
+    with suppress(BrokenPipeError), rank.stdin:  # it has ended already: its exit code tells why
+        rank.stdin.write(json.dumps(start) + "\n")
+
+
+def _news(fleet: Fleet, cursor: int, plan: RunPlan) -> News:
+    try:
+        return fleet.news(cursor, POLL_S)
+    except CoordinatorLost as error:
+        raise JobFailed(f"{error} (ckpt_path=last paths.output_dir={plan.folder})") from error
+
+
+def _rank_error(returncode: int, folder: Path) -> Exception:
+    lines = (folder / "rank.log").read_text(encoding="utf-8").strip().splitlines()
+    last = lines[-1] if lines else "no output"
+    if returncode == BAD_INPUT:
+        return ConfigError(last.removeprefix("error: "))
+    how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"failed: {last}"
+    return JobFailed(
+        f"the training rank {how} (see {folder / 'rank.log'}); go on with ckpt_path=last paths.output_dir={folder}"
+    )
+
+
+def _resumed_iteration(checkpoint: Path | None) -> int:
+    if checkpoint is None:
+        return 0
+    iteration: int = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))["iteration"]
+    return iteration
+
+
+def _image_rows(folder: Path, files: Sequence[str]) -> list[dict[str, Any]]:
+    wanted = set(files)
+    manifest = json.loads((folder / "images" / "manifest.json").read_text(encoding="utf-8"))
+    return [row for row in manifest if row["file"] in wanted]

@@ -1,0 +1,20 @@
+"""What the processes of a job agree on: exit codes, and how they end together."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when its parent dies (Linux)."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        sys.exit(FAILED)

@@ -1,0 +1,49 @@
+"""A training rank: `python -m src.app.rank RUN_FOLDER`, started by the job's parent process (src/app/job.py).
+
+It loads its libraries and model while the parent starts Ray; one JSON line on standard input then says where
+it is, and from which checkpoint to go on. It ends with the parent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from src.app import checkpoint
+from src.app.build import build_callbacks, build_data, build_module, build_rank_engine, build_trainer
+from src.app.checkpoint import CheckpointError
+from src.app.config import Config, ConfigError
+from src.app.processes import BAD_INPUT, die_with_parent
+from src.rl.module import RunIdentity
+from src.spot.client import RayCluster
+
+
+def main(folder: Path) -> None:
+    """Trains until the last iteration, or until the user asks to stop."""
+    die_with_parent()
+    config: Config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    adapter, sampler, engine = build_rank_engine(config)
+    base = adapter.checksum()
+    start: dict[str, Any] = json.loads(sys.stdin.readline())
+    resume = checkpoint.load(Path(start["resume"])) if start["resume"] else None
+    cluster = RayCluster.connect(start["address"], engine=engine)
+    identity = RunIdentity(run=cluster.run, seed=config["seed"], incarnation=cluster.incarnation)
+    module = build_module(config, identity, cluster, sampler, engine)
+    trainer = build_trainer(config, build_callbacks(config, folder, base, resume))
+    trainer.fit(module, build_data(config, first=resume.state["iteration"] if resume else 0))
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on settings that are chosen on purpose
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    try:
+        main(Path(sys.argv[1]))
+    except (ConfigError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
