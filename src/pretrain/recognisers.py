@@ -64,8 +64,8 @@ def train_recogniser(
     distort: Distortion,
     steps: int,
     seed: int,
+    samples: int,
     batch_size: int = 96,
-    samples: int = 12_000,
     lr: float = 3e-3,
 ) -> tuple[Recogniser, list[float]]:
     """Train a recogniser with the CTC loss, AdamW and a learning rate that falls linearly to 0.

@@ -42,12 +42,13 @@ class BuildRecogniser(Protocol):
 
 @dataclass(frozen=True)
 class ReaderRecipe:
-    """How a recogniser is made: architecture, distortions of its training images, steps and seed."""
+    """How a recogniser is made: architecture, distortions of its training images, and how long it is trained."""
 
     build: BuildRecogniser
     distort: Distortion
     steps: int
     seed: int
+    samples: int = 12_000
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class BaseRecipe:
     layers: int = 2
     heads: int = 4
     prompt_dropout: float = 0.1
+    samples: int = 16_000
 
 
 def pretrain_text(
@@ -97,6 +99,7 @@ def make_reader(task: TextTask, recipe: ReaderRecipe, folder: Path) -> Recognise
         distort=recipe.distort,
         steps=recipe.steps,
         seed=recipe.seed,
+        samples=recipe.samples,
     )
     recogniser.save_pretrained(folder)
     return recogniser
@@ -119,7 +122,14 @@ def make_base(
         heads=recipe.heads,
         seed=recipe.seed,
     )
-    train_base(adapter, task, steps=recipe.steps, seed=recipe.seed, prompt_dropout=recipe.prompt_dropout)
+    train_base(
+        adapter,
+        task,
+        steps=recipe.steps,
+        seed=recipe.seed,
+        samples=recipe.samples,
+        prompt_dropout=recipe.prompt_dropout,
+    )
     save_pretrained(adapter, folder)
     scores = heldout_scores(adapter, task, rewards)
     log.info("%s: %s", folder.name, scores)
