@@ -42,7 +42,7 @@ class BuildRecogniser(Protocol):
 
 @dataclass(frozen=True)
 class ReaderRecipe:
-    """How a recogniser is made: architecture, distortions of its training images, and how long it is trained."""
+    """How a recogniser is made: architecture, distortions of its training images, length of training."""
 
     build: BuildRecogniser
     distort: Distortion
