@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -63,11 +62,6 @@ def build_worker_engine(config: Config) -> RolloutEngine:
     """The engine of a spot worker, with a model of its own."""
     cluster = config["cluster"]
     return build_engine(config, build_sampler(config, device=cluster["device"], threads=cluster["threads"]))
-
-
-def worker_engine_factory(config: Config) -> Callable[[], RolloutEngine]:
-    """A picklable `build_worker_engine` of this configuration."""
-    return partial(build_worker_engine, config)
 
 
 def build_rank_engine(config: Config) -> tuple[DiTAdapter, Sampler, RolloutEngine]:
@@ -138,7 +132,9 @@ def build_exploration(config: Config) -> Exploration:
     explore = config["explore"]
     if explore["sync"] == "replay":
         return Replay(source=ReplayLog(Path(explore["replay_from"]) / "events.jsonl").explored)
-    return Race() if explore["sync"] == "race" else Await(timeout_s=explore["await_timeout_s"])
+    if explore["sync"] == "await":
+        return Await(timeout_s=explore["await_timeout_s"], workers=config["cluster"]["spot_workers"])
+    return Race()
 
 
 def build_trainer(config: Config, callbacks: Sequence[pl.Callback]) -> pl.Trainer:

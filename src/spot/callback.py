@@ -36,6 +36,9 @@ class Exploration(Protocol):
     wait_s: float
     """How long to wait for results when training is over."""
 
+    def explorers(self, live: int) -> int:
+        """Workers to plan for, when `live` are there now."""
+
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
         """Training begins: explore meanwhile."""
 
@@ -48,6 +51,9 @@ class Race:
 
     wait_s = 0.0
 
+    def explorers(self, live: int) -> int:
+        return live
+
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
         module.cluster.submit(requests)
 
@@ -56,12 +62,21 @@ class Race:
 
 
 class Await(Race):
-    """All requests count: waits for them, up to a limit (then as `Race`). Makes runs reproducible."""
+    """All requests count: waits for them, up to a limit (then as `Race`). Makes runs reproducible.
 
-    def __init__(self, *, timeout_s: float) -> None:
+    Args:
+        timeout_s: the limit, for each iteration.
+        workers: how many the cluster keeps; those that are just being replaced or starting count too.
+    """
+
+    def __init__(self, *, timeout_s: float, workers: int) -> None:
         if timeout_s <= 0:
             raise ValueError(f"explore.await_timeout_s must be positive, got {timeout_s}")
         self.wait_s = timeout_s
+        self._workers = workers
+
+    def explorers(self, live: int) -> int:
+        return self._workers
 
 
 class Replay:
@@ -75,6 +90,9 @@ class Replay:
 
     def __init__(self, *, source: Callable[[int, PolicyVersion], ExploredByInstance]) -> None:
         self._source = source
+
+    def explorers(self, live: int) -> int:
+        return 0
 
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
         """Nothing to do."""
@@ -98,7 +116,7 @@ class SpotExploration(pl.Callback):
     ) -> None:
         module, batch = cast(Explorable, pl_module), cast(Batch, batch)
         module.publish()
-        workers = module.cluster.workers()
+        workers = self._exploration.explorers(module.cluster.workers())
         self._audits = audit_requests(module, batch) if workers else []
         module.cluster.submit(self._audits)
         plan = self._planner.plan(Outlook(batch.iteration + 1, len(batch.next_prompts), workers))
