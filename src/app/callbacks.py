@@ -137,9 +137,7 @@ class Checkpointing(pl.Callback):
         resume: the checkpoint to go on from.
     """
 
-    def __init__(
-        self, *, root: Path, every: int, keep: int, last: int, base: str, resume: Checkpoint | None
-    ) -> None:
+    def __init__(self, *, root: Path, every: int, keep: int, last: int, base: str, resume: Checkpoint | None) -> None:
         if every < 1 or keep < 1:
             raise ValueError(f"callbacks.checkpoint.every and .keep must be at least 1, got {every} and {keep}")
         self._root = root

@@ -1,7 +1,7 @@
 """The parent process of a job: launcher, Ray driver and terminal. It neither trains nor makes samples.
 
-    parent ── Ray: coordinator (queue, results, logs), spot workers (explore, roll out)
-       └───── training rank (src/app/rank.py): talks to the coordinator only
+parent ── Ray: coordinator (queue, results, logs), spot workers (explore, roll out)
+   └───── training rank (src/app/rank.py): talks to the coordinator only
 """
 
 from __future__ import annotations
@@ -64,16 +64,15 @@ def post_train(config: DictConfig) -> float:
             if asked_to_stop.name and not told:
                 fleet.stop(asked_to_stop.name)
                 told = True
-        status = "interrupted" if told else "done" if rank.returncode == DONE else "failed"
+        status = "failed" if rank.returncode != DONE else "interrupted" if told else "done"
         fleet.record("run_ended", status=status, iteration=terminal.iteration)
         terminal.show(fleet.news(terminal.cursor, 0.0))
-        summary = terminal.finish()
     if rank.returncode != DONE:
         raise _rank_error(rank.returncode, plan.folder)
     if told:
         raise Interrupted(f"stopped by {asked_to_stop.name}; go on with ckpt_path=last paths.output_dir={plan.folder}")
-    print(five_lines(summary, plan.folder))
-    return float(summary["eval_reward_end"])
+    print(five_lines(terminal.summary, plan.folder))
+    return float(terminal.summary["eval_reward_end"])
 
 
 class Terminal:
@@ -86,6 +85,8 @@ class Terminal:
         self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=Ledger(**self._prices))
         self.cursor = 0
         self.iteration = 0
+        self.summary: Summary = {}
+        """The figures of the run, when it has ended."""
 
     def __enter__(self) -> Terminal:
         self._progress.start()
@@ -93,7 +94,10 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Writes summary.json, also of a job that failed, and ends the logger."""
         self._progress.stop()
+        self.summary = write_summary(self._plan.folder, prices=self._prices)
+        self._sink.finish(self.summary)
 
     def show(self, news: News) -> None:
         """Takes what was logged since the last call."""
@@ -107,12 +111,6 @@ class Terminal:
             self.iteration = max(self.iteration, row["step"])
             metrics = {name: value for name, value in row.items() if name not in ("step", "time_s")}
             self._sink.log(row["step"], metrics)
-
-    def finish(self) -> Summary:
-        """Writes summary.json and ends the logger."""
-        summary = write_summary(self._plan.folder, prices=self._prices)
-        self._sink.finish(summary)
-        return summary
 
 
 class StopSignals:

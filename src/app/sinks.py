@@ -129,16 +129,17 @@ class WandbSink:
         import wandb
 
         pictures = [
-            wandb.Image(
-                str(self._folder / "images" / row["file"]), caption=f"{row['prompt']} ({row['reward']:.2f})"
-            )
+            wandb.Image(str(self._folder / "images" / row["file"]), caption=f"{row['prompt']} ({row['reward']:.2f})")
             for row in rows
         ]
         self._run.log({"step": step, "images": pictures})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
+        import wandb
+
         self._run.summary.update(dict(summary))
         self._run.finish()
+        wandb.teardown()  # its service process is one of the job's, and ends with it
 
     def _init(self, folder: Path, config: Mapping[str, Any], mode: str) -> Any:
         import wandb

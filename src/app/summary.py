@@ -19,9 +19,7 @@ from src.spot.cost import cost_of
 Summary = dict[str, Any]
 
 
-def summarise(
-    events: Iterable[Event], metrics: Iterable[Mapping[str, Any]], *, prices: Mapping[str, float]
-) -> Summary:
+def summarise(events: Iterable[Event], metrics: Iterable[Mapping[str, Any]], *, prices: Mapping[str, float]) -> Summary:
     """The figures of a run. What the run did not measure is None.
 
     - `status`: what `run_ended` says; `unfinished` without one.
@@ -56,9 +54,7 @@ def summarise(
         "failed_samples": len(_of(log, "request_failed")),
         "restarts": max(0, len(_of(log, "run_started")) - 1),
         "rank_correlation": mean(_values(rows, "explore/spearman")),
-        "variance_ratio": _ratio(
-            mean(_values(rows, "explore/variance_kept")), mean(_values(rows, "explore/variance_random"))
-        ),
+        "variance_ratio": _variance_ratio(rows),
     }
     return {name: _json_value(value) for name, value in summary.items()}
 
@@ -126,8 +122,14 @@ def _ends(name: str, values: Sequence[float]) -> Summary:
     return {f"{name}_start": start, f"{name}_end": end}
 
 
-def _ratio(above: float, below: float) -> float:
-    return above / below if below > 0 else math.nan
+def _variance_ratio(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Kept over random, over the iterations that have both: those that exploration chose for."""
+    kept, random = (
+        {row["step"]: row[name] for row in rows if math.isfinite(row.get(name, math.nan))}
+        for name in ("explore/variance_kept", "explore/variance_random")
+    )
+    below = mean([random[step] for step in random if step in kept])
+    return mean([kept[step] for step in kept if step in random]) / below if below > 0 else math.nan
 
 
 def _json_value(value: Any) -> Any:

@@ -92,6 +92,10 @@ class Updater(Protocol):
     def snapshot(self) -> Snapshot:
         """The membership at this moment."""
 
+    @property
+    def skipped(self) -> int:
+        """Updates so far that changed nothing, because their gradient was not finite."""
+
     def apply(self, update: int, closure: Callable[[], float]) -> float:
         """Runs optimizer update `update`, counted from the start of the run, and returns the gradient norm.
 

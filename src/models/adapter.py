@@ -114,9 +114,7 @@ class DiTAdapter(ABC):
         self._encoded: dict[str, Conditioning] = {}
 
     @abstractmethod
-    def predict_velocity(
-        self, latents_BLC: torch.Tensor, sigma_B: torch.Tensor, cond: Conditioning
-    ) -> torch.Tensor:
+    def predict_velocity(self, latents_BLC: torch.Tensor, sigma_B: torch.Tensor, cond: Conditioning) -> torch.Tensor:
         """One forward pass: the velocity, fp32 [B, L, C], without guidance."""
 
     def guide(self, uncond_BLC: torch.Tensor, cond_BLC: torch.Tensor, scale: float) -> torch.Tensor:

@@ -22,7 +22,5 @@ def from_blob(blob: Blob) -> Tensor:
     dtype = getattr(torch, blob.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"Blob.dtype must name a torch dtype, got {blob.dtype!r}")
-    flat = (
-        torch.frombuffer(bytearray(blob.buffer), dtype=dtype) if blob.buffer else torch.empty(0, dtype=dtype)
-    )
+    flat = torch.frombuffer(bytearray(blob.buffer), dtype=dtype) if blob.buffer else torch.empty(0, dtype=dtype)
     return flat.reshape(blob.shape)

@@ -14,18 +14,14 @@ from src.models.adapter import Conditioning, DiTAdapter, ImageDecoder, PromptEnc
 class Prediction(Protocol):
     """What the network's output means, turned into a velocity."""
 
-    def velocity(
-        self, output_BLC: torch.Tensor, latents_BLC: torch.Tensor, sigma_B: torch.Tensor
-    ) -> torch.Tensor: ...
+    def velocity(self, output_BLC: torch.Tensor, latents_BLC: torch.Tensor, sigma_B: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
 class VelocityPrediction:
     """The network predicts the velocity, as the published models do."""
 
-    def velocity(
-        self, output_BLC: torch.Tensor, latents_BLC: torch.Tensor, sigma_B: torch.Tensor
-    ) -> torch.Tensor:
+    def velocity(self, output_BLC: torch.Tensor, latents_BLC: torch.Tensor, sigma_B: torch.Tensor) -> torch.Tensor:
         return output_BLC
 
 
@@ -42,9 +38,7 @@ class SamplePrediction:
         if not 0 < self.min_sigma <= 1:
             raise ValueError(f"SamplePrediction.min_sigma must lie in (0, 1], got {self.min_sigma}")
 
-    def velocity(
-        self, output_BLC: torch.Tensor, latents_BLC: torch.Tensor, sigma_B: torch.Tensor
-    ) -> torch.Tensor:
+    def velocity(self, output_BLC: torch.Tensor, latents_BLC: torch.Tensor, sigma_B: torch.Tensor) -> torch.Tensor:
         return (latents_BLC - output_BLC) / sigma_B.clamp(min=self.min_sigma)[:, None, None]
 
 
@@ -91,9 +85,7 @@ class QwenImageAdapter(DiTAdapter):
         # Frames, height and width in tokens: all that the rotary positions need to know.
         self._image_shape = [(1, *grid)]
 
-    def predict_velocity(
-        self, latents_BLC: torch.Tensor, sigma_B: torch.Tensor, cond: Conditioning
-    ) -> torch.Tensor:
+    def predict_velocity(self, latents_BLC: torch.Tensor, sigma_B: torch.Tensor, cond: Conditioning) -> torch.Tensor:
         # The mask is passed even when every token is real: attention with and without one differs in the last
         # bits, so which of the two runs must not depend on the batch. It costs 3 % on a tiny model.
         output_BLC: torch.Tensor = self.transformer(

@@ -27,9 +27,7 @@ class Trajectory:
     after_BSLC: torch.Tensor
     log_probs_BS: torch.Tensor
 
-    def extended(
-        self, before_BLC: torch.Tensor, after_BLC: torch.Tensor, log_probs_B: torch.Tensor
-    ) -> Trajectory:
+    def extended(self, before_BLC: torch.Tensor, after_BLC: torch.Tensor, log_probs_B: torch.Tensor) -> Trajectory:
         """With one more step."""
         return Trajectory(
             torch.cat([self.before_BSLC, before_BLC[:, None]], dim=1),
@@ -132,9 +130,7 @@ class Sampler:
         """The state before step 0: the initial noise of each seed."""
         latents_BLC = initial_noise_for(seeds, self.adapter.latent_shape).to(self.adapter.device)
         nothing = latents_BLC.new_empty(len(seeds), 0, *self.adapter.latent_shape, dtype=self.stored_dtype)
-        return SamplerState(
-            0, latents_BLC, Trajectory(nothing, nothing, latents_BLC.new_empty(len(seeds), 0))
-        )
+        return SamplerState(0, latents_BLC, Trajectory(nothing, nothing, latents_BLC.new_empty(len(seeds), 0)))
 
     # Not inference_mode: diffusers caches its rotary tables at first use, and tables made in inference mode
     # cannot take part in a training step.
@@ -259,7 +255,5 @@ def log_probs_at(
     Rows are any (sample, step) pairs. With the same weights, machine and number of rows they are bit-equal to
     the sampler's own log-probabilities.
     """
-    transition = step_transition(
-        adapter, rule, schedule, before_BLC, step_B, cond, guidance_scale=guidance_scale
-    )
+    transition = step_transition(adapter, rule, schedule, before_BLC, step_B, cond, guidance_scale=guidance_scale)
     return rule.log_prob(after_BLC, transition), transition

@@ -153,9 +153,7 @@ class ODE:
         return Transition(x_BLC.float() + v_BLC.float() * _per_sample(dt_B), torch.zeros_like(dt_B))
 
     def log_prob(self, x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
-        raise ValueError(
-            "an ODE step has no log-probability: give a stochastic step rule, or no stochastic steps"
-        )
+        raise ValueError("an ODE step has no log-probability: give a stochastic step rule, or no stochastic steps")
 
 
 def gaussian_kl(transition: Transition, reference_mean_BLC: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,7 @@ from src.pretrain.recognisers import normal
 from src.tasks.task import RenderedTask
 
 
-def flow_matching_loss(
-    adapter: DiTAdapter, prompts: Sequence[str], x0_BLC: Tensor, rng: np.random.Generator
-) -> Tensor:
+def flow_matching_loss(adapter: DiTAdapter, prompts: Sequence[str], x0_BLC: Tensor, rng: np.random.Generator) -> Tensor:
     """Mean squared velocity error at a logit-normal noise level per sample."""
     noise_BLC = normal(rng, tuple(x0_BLC.shape))
     sigma_B = torch.sigmoid(normal(rng, (len(x0_BLC),)))
@@ -31,9 +29,7 @@ def flow_matching_loss(
     return (velocity_BLC - (noise_BLC - x0_BLC)).square().mean()
 
 
-def make_optimizers(
-    networks: Sequence[nn.Module], *, lr: float, muon_lr: float
-) -> list[torch.optim.Optimizer]:
+def make_optimizers(networks: Sequence[nn.Module], *, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the transformer blocks (modulation apart), AdamW for everything else."""
     named = [item for network in networks for item in network.named_parameters()]
     matrices = [p for name, p in named if p.ndim == 2 and "transformer_blocks" in name and "_mod" not in name]
@@ -121,9 +117,7 @@ def train_base(
     return losses
 
 
-def _descend(
-    loss: Tensor, parameters: Iterable[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
+def _descend(loss: Tensor, parameters: Iterable[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """One step of every optimizer on the gradient, clipped to norm 1."""
     for optimizer in optimizers:
         optimizer.zero_grad()

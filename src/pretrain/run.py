@@ -105,9 +105,7 @@ def make_reader(task: TextTask, recipe: ReaderRecipe, folder: Path) -> Recognise
     return recogniser
 
 
-def make_base(
-    task: RenderedTask, recipe: BaseRecipe, rewards: Sequence[Reward], folder: Path
-) -> dict[str, float]:
+def make_base(task: RenderedTask, recipe: BaseRecipe, rewards: Sequence[Reward], folder: Path) -> dict[str, float]:
     """Train a base model, write it to `folder`, and score it on the held-out prompts."""
     log.info("training %s, %d steps", folder.name, recipe.steps)
     height, width, channels = task.image_size
@@ -142,9 +140,7 @@ def heldout_scores(
     """Mean score of each reward over the held-out prompts, of ODE samples with the evaluation seeds and, as
     `<name>/rendered`, of true images."""
     prompts = task.heldout_prompts
-    sampler = Sampler(
-        adapter=adapter, rule=ODE(), schedule_for=flow_match_schedule, noise_steps=steps, batch_size=64
-    )
+    sampler = Sampler(adapter=adapter, rule=ODE(), schedule_for=flow_match_schedule, noise_steps=steps, batch_size=64)
     seeds = [eval_seed(index) for index in range(len(prompts))]
     cond = adapter.encode([prompt.text for prompt in prompts])
     images = adapter.decode(sampler.sample(seeds, cond, SampleSpec(steps=steps)).latents_BLC)

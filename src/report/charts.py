@@ -106,7 +106,11 @@ OPTIMISATION = (
     ),
     Chart(
         "Image statistics",
-        "Brightness and edges of the samples: a jump is a sign of reward hacking.",
-        (Line("images/mean", "mean"), Line("images/edge", "edge strength", "c2")),
+        "Brightness, contrast and edges of the held-out images: a jump is a sign of reward hacking.",
+        (
+            Line("images/mean", "mean"),
+            Line("images/std", "deviation", "c2"),
+            Line("images/edge_energy", "edges", "c4"),
+        ),
     ),
 )

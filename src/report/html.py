@@ -176,21 +176,15 @@ def _who(who: Timeline, run: Run) -> str:
     names = "".join(f"<li>{escape(row.name)}</li>" for row in who.rows)
     used = {kind_class(span.kind) for row in who.rows for span in row.spans}
     happened = {mark.kind for row in who.rows for mark in row.marks} - {"joined"}
-    kinds = "".join(
-        f'<li><i class="swatch {kind}"></i>{kind}</li>' for kind in (*KINDS, "other") if kind in used
-    )
+    kinds = "".join(f'<li><i class="swatch {kind}"></i>{kind}</li>' for kind in (*KINDS, "other") if kind in used)
     marks = "".join(f"<li>{symbol(kind)}{kind}</li>" for kind in sorted(happened))
     drawing = (
         f'<div class="timeline"><ul class="names">{names}</ul>'
         '<div class="lanes" tabindex="0" role="group" aria-label="Timeline, scrolls sideways">'
         f"{timeline_chart(who)}</div></div>"
     )
-    note = (
-        "One row per worker; a pale band is a live process, hatching is work that was lost with its worker."
-    )
-    figure = (
-        f'<figure><ul class="legend">{kinds}{marks}</ul>{drawing}<figcaption>{note}</figcaption></figure>'
-    )
+    note = "One row per worker; a pale band is a live process, hatching is work that was lost with its worker."
+    figure = f'<figure><ul class="legend">{kinds}{marks}</ul>{drawing}<figcaption>{note}</figcaption></figure>'
     beside = f'<div class="beside">{_work_table(who)}{_figure(run, SECONDS)}</div>'
     return _section("Who did what", figure + beside)
 
@@ -214,9 +208,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose first column names the rows."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(c)}</td>" for c in row[1:])
-        + "</tr>"
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(c)}</td>" for c in row[1:]) + "</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -146,9 +146,7 @@ def timeline_chart(timeline: Timeline) -> str:
         'patternTransform="rotate(45)"><path class="hatch" d="M0 0V5"/></pattern></defs>'
     )
     for time_s in (t for t in ticks(0, end_s, 9) if t <= end_s):
-        parts.append(
-            f'<svg x="{percent(time_s)}" overflow="visible"><path class="grid" d="M0 0V{height - AXIS_PX}"/>'
-        )
+        parts.append(f'<svg x="{percent(time_s)}" overflow="visible"><path class="grid" d="M0 0V{height - AXIS_PX}"/>')
         anchor = "start" if time_s == 0 else "end" if time_s > 0.97 * end_s else "middle"
         label = f"{number(time_s)} s" if end_s < 600 else f"{time_s / 60:.3g} min"
         parts.append(f'<text class="tick" y="{height - 8}" text-anchor="{anchor}">{label}</text></svg>')
@@ -162,9 +160,7 @@ def timeline_chart(timeline: Timeline) -> str:
         parts += [_span(span, top, percent) for span in coalesce(row.spans, end_s / 2000)]
         for mark in row.marks:
             if mark.kind != "joined":
-                parts.append(
-                    _mark(mark.kind, f"{mark.kind} at {mark.time_s:.1f} s", percent(mark.time_s), top)
-                )
+                parts.append(_mark(mark.kind, f"{mark.kind} at {mark.time_s:.1f} s", percent(mark.time_s), top))
     return "".join(parts) + "</svg>"
 
 
@@ -187,8 +183,7 @@ def kind_class(kind: str) -> str:
 
 def _span(span: Span, top: int, percent: Callable[[float], str]) -> str:
     place = (
-        f'x="{percent(span.start_s)}" y="{top + 5}" '
-        f'width="{percent(span.end_s - span.start_s)}" height="{ROW_PX - 10}"'
+        f'x="{percent(span.start_s)}" y="{top + 5}" width="{percent(span.end_s - span.start_s)}" height="{ROW_PX - 10}"'
     )
     lost = f'<rect fill="url(#lost)" {place}/>' if span.lost else ""
     title = f"<title>{escape(span.label)}</title>"

@@ -136,9 +136,7 @@ class _Fold:
         if granted is None or row is None:
             return
         kind = str(granted["request_kind"])
-        label = (
-            f"{kind}, iteration {granted['iteration']}, {granted['count']} samples{', lost' if lost else ''}"
-        )
+        label = f"{kind}, iteration {granted['iteration']}, {granted['count']} samples{', lost' if lost else ''}"
         row.spans.append(Span(float(granted["time_s"]), end_s, kind, label, lost))
 
 
@@ -150,9 +148,7 @@ def coalesce(spans: Sequence[Span], resolution_s: float) -> list[Span]:
         same = last is not None and (last.kind, last.lost) == (span.kind, span.lost)
         if last is not None and same and not span.lost and span.start_s - last.end_s < resolution_s:
             end_s = max(last.end_s, span.end_s)
-            merged[-1] = Span(
-                last.start_s, end_s, span.kind, f"{span.kind}, {last.start_s:.1f}-{end_s:.1f} s"
-            )
+            merged[-1] = Span(last.start_s, end_s, span.kind, f"{span.kind}, {last.start_s:.1f}-{end_s:.1f} s")
         else:
             merged.append(span)
     return merged

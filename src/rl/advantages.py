@@ -80,9 +80,7 @@ class GroupAdvantage:
         )
         return Advantages(groups, zero_variance=sum(map(_is_constant, reference)))
 
-    def _reference(
-        self, kept: list[FloatArray], explored: Sequence[Sequence[float]] | None
-    ) -> list[FloatArray]:
+    def _reference(self, kept: list[FloatArray], explored: Sequence[Sequence[float]] | None) -> list[FloatArray]:
         """What the mean and the standard deviation of each group are taken over."""
         if not self.before_selection:
             return kept
@@ -100,9 +98,7 @@ class GroupAdvantage:
 def _group(rewards: Sequence[float]) -> FloatArray:
     group = np.asarray(rewards, dtype=np.float64)
     if group.size == 0 or not np.isfinite(group).all():
-        raise ValueError(
-            f"a group needs one or more finite rewards (failed samples are left out), got {rewards}"
-        )
+        raise ValueError(f"a group needs one or more finite rewards (failed samples are left out), got {rewards}")
     return group
 
 

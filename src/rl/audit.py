@@ -35,9 +35,7 @@ class AuditStatistics:
 def within_variance(groups: Iterable[Sequence[float]]) -> float:
     """Unbiased variance (ddof = 1) inside a group, averaged over groups of two or more; NaN for none."""
     variances = [
-        stats.variance(group) * len(group) / (len(group) - 1)
-        for group in map(tuple, groups)
-        if len(group) > 1
+        stats.variance(group) * len(group) / (len(group) - 1) for group in map(tuple, groups) if len(group) > 1
     ]
     return stats.mean(variances)
 

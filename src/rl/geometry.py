@@ -54,9 +54,7 @@ class BatchGeometry:
             "micro_batch": (self.micro_batch >= 1, "at least 1"),
         }
         broken = [
-            f"{name} must be {rule}, got {getattr(self, name)}"
-            for name, (holds, rule) in rules.items()
-            if not holds
+            f"{name} must be {rule}, got {getattr(self, name)}" for name, (holds, rule) in rules.items() if not holds
         ]
         if broken:
             raise ValueError("; ".join(broken))

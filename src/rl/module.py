@@ -6,6 +6,7 @@ decided while the iteration before trained: `src/spot/callback.py` is the callba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,14 +189,13 @@ class FlowGRPO(pl.LightningModule):
             done: list[LossSums] = []
 
             def closure(pairs: Pairs = pairs, count: int = count, done: list[LossSums] = done) -> float:
-                done[:] = [
-                    self._policy_gradient.backward(data, pairs, scale=1 / count, backward=self.updater.backward)
-                ]
+                done[:] = [self._policy_gradient.backward(data, pairs, scale=1 / count, backward=self.updater.backward)]
                 return done[0].means()["policy_loss"]
 
             norms.append(self.updater.apply(batch.iteration * self.geometry.updates + number, closure))
             sums, first = sums + done[0], first if first.pairs else done[0]
-        return update_metrics(sums, first, norms)
+        skipped = {"train/skipped_updates": float(self.updater.skipped)}
+        return update_metrics(sums, first, norms, self.parameters_trained) | skipped
 
     def pairs(self, batch: Batch, data: TrainingSet, instances: Iterable[int]) -> tuple[Pairs, int]:
         """The (sample, step) pairs of some groups that carry a gradient, and the number of all their pairs.
@@ -227,7 +227,7 @@ class FlowGRPO(pl.LightningModule):
         trusted = self._fingerprint if self._old_logprob == "auto" else None
         return [row for row, made_by in enumerate(rollouts.fingerprints_B) if made_by != trusted]
 
-    # ---------------------------------------------------------------- what exploration needs (core.protocols.Explorable)
+    # ---------------------------------------------------------------- for exploration (core.protocols.Explorable)
 
     @property
     def policy(self) -> PolicyVersion:
@@ -244,12 +244,12 @@ class FlowGRPO(pl.LightningModule):
         steps = self.geometry.steps
         return SampleSpec(steps, self._window.steps(steps, self.seed, iteration), self._guidance_scale)
 
-    def request(
-        self, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, seed: int
-    ) -> SampleRequest:
+    def request(self, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, seed: int) -> SampleRequest:
         """A sample of an iteration's batch under the current weights."""
         spec = self.spec(iteration)
-        return SampleRequest(RequestKey(self.run, iteration, kind, instance, seed, self.policy, spec.steps), prompt, spec)
+        return SampleRequest(
+            RequestKey(self.run, iteration, kind, instance, seed, self.policy, spec.steps), prompt, spec
+        )
 
     def offer(self, iteration: int, explored: ExploredByInstance) -> None:
         """Takes what was explored for the batch of `iteration` (with the weights before this iteration's updates)."""
@@ -297,6 +297,11 @@ class FlowGRPO(pl.LightningModule):
     def updater(self) -> Updater:
         return cast(Updater, self.trainer.strategy.updater)  # type: ignore[attr-defined]
 
+    @property
+    def parameters_trained(self) -> int:
+        """Number of trained parameters."""
+        return sum(p.numel() for p in self.transformer.parameters() if p.requires_grad)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self._make_optimizer([p for p in self.transformer.parameters() if p.requires_grad])
 
@@ -316,14 +321,18 @@ def rollout_metrics(rollouts: Rollouts, advantages: Advantages) -> dict[str, flo
     }
 
 
-def update_metrics(sums: LossSums, first: LossSums, norms: Sequence[float]) -> dict[str, float]:
-    """Diagnostics of the iteration's updates; `first` are the sums of the first one, taken before any weight moved."""
+def update_metrics(sums: LossSums, first: LossSums, norms: Sequence[float], parameters: int) -> dict[str, float]:
+    """Diagnostics of the iteration's updates; `first` are the sums of the first one, taken before any weight moved.
+
+    The gradient's root mean square is there to be compared with Adam's eps: far below it nothing is learned.
+    """
     metrics = {"train/updates": float(len(norms))}
     if not norms:
         return metrics
     means = sums.means()
     return metrics | {
         "train/grad_norm": mean(norms),
+        "train/grad_rms": mean(norms) / math.sqrt(parameters),
         "train/ratio": means["ratio"],
         "train/ratio_first": first.means()["ratio"],
         "train/abs_log_ratio_first": first.means()["abs_log_ratio"],

@@ -42,9 +42,7 @@ class PolicyGradient:
         micro_batch: pairs per forward and backward pass. It bounds memory and does not change the gradient.
     """
 
-    def __init__(
-        self, *, sampler: Sampler, loss: ClippedLoss, reference: Reference | None, micro_batch: int
-    ) -> None:
+    def __init__(self, *, sampler: Sampler, loss: ClippedLoss, reference: Reference | None, micro_batch: int) -> None:
         if bool(loss.kl_weight) != (reference is not None):
             raise ValueError(f"a reference is needed just when algo.loss.kl_weight is not 0, got {loss.kl_weight}")
         self._sampler = sampler
@@ -97,7 +95,14 @@ class PolicyGradient:
         steps_K, cond_K = _steps(spec, pairs), cond.select(pairs.row_K)
         scale = spec.guidance_scale
         log_probs_K, transition = log_probs_at(
-            sampler.adapter, sampler.rule, schedule, before_KLC, after_KLC, steps_K, cond_K, guidance_scale=scale
+            sampler.adapter,
+            sampler.rule,
+            schedule,
+            before_KLC,
+            after_KLC,
+            steps_K,
+            cond_K,
+            guidance_scale=scale,
         )
         if self._reference is None:
             return log_probs_K, None

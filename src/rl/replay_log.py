@@ -38,15 +38,11 @@ class ReplayLog:
         """
         event = self._events.get(iteration)
         if event is None:
-            raise ValueError(
-                f"{self._path}: nothing was explored for iteration {iteration}, so it cannot be replayed"
-            )
+            raise ValueError(f"{self._path}: nothing was explored for iteration {iteration}, so it cannot be replayed")
         try:
             logged, explored = PolicyVersion.parse(event["version"]), _results(event)
         except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self._path}: the explored event of iteration {iteration} is incomplete"
-            ) from error
+            raise ValueError(f"{self._path}: the explored event of iteration {iteration} is incomplete") from error
         if logged.iteration != policy.iteration:
             raise ValueError(
                 f"{self._path}: iteration {iteration} was explored with the weights of iteration "

@@ -91,5 +91,5 @@ class Pairs:
         """Micro-batches of at most `size` pairs."""
         return [
             Pairs(rows, slots)
-            for rows, slots in zip(self.row_K.split(size), self.slot_K.split(size), strict=True)
+            for rows, slots in zip(torch.split(self.row_K, size), torch.split(self.slot_K, size), strict=True)
         ]

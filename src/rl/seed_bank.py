@@ -47,8 +47,7 @@ class SeedBank:
             if len({result.seed for result in results}) < len(results):
                 raise ValueError(f"explored seeds of iteration {iteration}, instance {instance} repeat")
         in_order = {
-            instance: tuple(sorted(explored[instance], key=lambda result: result.seed))
-            for instance in sorted(explored)
+            instance: tuple(sorted(explored[instance], key=lambda result: result.seed)) for instance in sorted(explored)
         }
         self._offers[iteration] = _Offer(policy, in_order)
 
@@ -61,9 +60,7 @@ class SeedBank:
             chosen = tuple(explored[index].seed for index in kept)
         else:
             known = [result.seed for result in explored]
-            candidates = (
-                seeds.sample_seed(self._run_seed, iteration, instance, index) for index in itertools.count()
-            )
+            candidates = (seeds.sample_seed(self._run_seed, iteration, instance, index) for index in itertools.count())
             new = (seed for seed in candidates if seed not in known)
             chosen = tuple(known) + tuple(itertools.islice(new, count - len(known)))
         self._chosen.setdefault(iteration, {})[instance] = chosen

@@ -41,9 +41,7 @@ class RandomWindow:
         if self.low < 0:
             raise ValueError(f"RandomWindow.low must not be negative, got {self.low}")
         if not 1 <= self.size <= self.high - self.low:
-            raise ValueError(
-                f"RandomWindow.size must be in 1..high-low={self.high - self.low}, got {self.size}"
-            )
+            raise ValueError(f"RandomWindow.size must be in 1..high-low={self.high - self.low}, got {self.size}")
 
     def steps(self, total_steps: int, run_seed: int, iteration: int) -> tuple[int, ...]:
         if self.high >= total_steps:

@@ -21,6 +21,7 @@ from src.core.types import (
     Batch,
     Explored,
     ExploredByInstance,
+    PolicyVersion,
     Prompt,
     RequestKey,
     RequestKind,

@@ -41,9 +41,7 @@ class CoordinatorLost(RuntimeError):
     """The coordinator died. Its state died with it: the job ends and goes on from its checkpoint."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "the coordinator died, and with it the queue of this run: resume from the last checkpoint"
-        )
+        super().__init__("the coordinator died, and with it the queue of this run: resume from the last checkpoint")
 
 
 @dataclass(frozen=True)
@@ -195,9 +193,7 @@ class Coordinator:
 
     # The trainer
 
-    def publish(
-        self, version: PolicyVersion, checksum: str, size_bytes: int, publish_s: float
-    ) -> list[PolicyVersion]:
+    def publish(self, version: PolicyVersion, checksum: str, size_bytes: int, publish_s: float) -> list[PolicyVersion]:
         """Policy `version` can be pulled from now on; returns those whose weights may be deleted."""
         self._do(m.Publish(version, checksum))
         self.record(
@@ -256,6 +252,11 @@ class Coordinator:
         draft.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in kept))
         os.replace(draft, path)
         self._metrics = JsonLines(path)
+
+    def shutdown(self) -> None:
+        """Closes the log files."""
+        self._events.close()
+        self._metrics.close()
 
     def has_news(self, cursor: int) -> bool:
         return self._told > cursor

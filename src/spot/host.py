@@ -56,9 +56,7 @@ class Host:
             await self._until(lambda: worker in coordinator.granted or not coordinator.is_member(worker))
         return coordinator.granted.pop(worker, None)
 
-    async def push(
-        self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport
-    ) -> None:
+    async def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         self._coordinator.push(worker, lease, results, report)
         self._wake()
 

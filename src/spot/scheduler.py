@@ -74,7 +74,7 @@ class _Task:
     """The lease that holds it now."""
     done: bool = False
     """It has a result, or has failed."""
-    error: str = ""
+    error: str = "no result came back"
 
 
 @dataclass(slots=True)
@@ -108,9 +108,7 @@ class Scheduler:
         if max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
         if keep_versions < 2:
-            raise ValueError(
-                f"keep_versions must be at least 2, got {keep_versions}: EXPLORE may be one behind"
-            )
+            raise ValueError(f"keep_versions must be at least 2, got {keep_versions}: EXPLORE may be one behind")
         self.lease_s = lease_s
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.max_attempts = max_attempts
@@ -214,9 +212,7 @@ class Scheduler:
             raise ValueError(f"policy {version} is not newer than the published {newest}")
         for kind in (RequestKind.ROLLOUT, RequestKind.EVAL, RequestKind.AUDIT):
             if count := self._unfinished[kind]:
-                raise ValueError(
-                    f"policy {version} would replace the one that {count} open {kind.name}s need"
-                )
+                raise ValueError(f"policy {version} would replace the one that {count} open {kind.name}s need")
         self._versions[version] = checksum
         used = {grant.lease.policy for grant in self._leases.values()}
         used |= {policy for policy, _ in self._queues[RequestKind.EXPLORE]}
@@ -263,9 +259,7 @@ class Scheduler:
                 self._settle(task)
         return [Forget(*group, accepted[group], count - accepted[group]) for group, count in closed.items()]
 
-    def _results(
-        self, now_s: float, worker: str, lease: int, results: Sequence[SampleResult]
-    ) -> list[Action]:
+    def _results(self, now_s: float, worker: str, lease: int, results: Sequence[SampleResult]) -> list[Action]:
         self._heard(now_s, worker)
         actions: list[Action] = []
         grant = self._leases.get(lease)
@@ -278,7 +272,7 @@ class Scheduler:
             if reason is not None:
                 actions.append(Reject(worker, result.key, reason))
                 if task is not None and task.holder == lease:
-                    task.error = f"{reason} of {worker}"
+                    task.error = f"result of {worker} rejected: {reason}"
             elif task is not None and result.error is not None:
                 task.error = result.error
             elif task is not None:

@@ -71,9 +71,7 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
     address = str(context.address_info["gcs_address"])
     if not address.startswith("127.0.0.1:"):
         ray.shutdown()
-        raise RuntimeError(
-            f"Ray listens on {address}, not on loopback: it was imported before src.spot.session"
-        )
+        raise RuntimeError(f"Ray listens on {address}, not on loopback: it was imported before src.spot.session")
     return address
 
 

@@ -123,9 +123,7 @@ class ShapesTask:
             self._draw(image, shape, color, cell, rng)
         return image
 
-    def _choose_cells(
-        self, include: Sequence[Mapping[str, Any]], rng: np.random.Generator
-    ) -> list[tuple[int, int]]:
+    def _choose_cells(self, include: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> list[tuple[int, int]]:
         """(row, column) for every object: any distinct cells, or two in the asked relation on one line."""
         relation = next((entry["position"][0] for entry in include if "position" in entry), None)
         if relation is None:

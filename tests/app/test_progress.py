@@ -79,6 +79,4 @@ def test_a_resumed_run_starts_where_it_stopped_and_has_no_pace_yet() -> None:
 def test_nothing_is_left_at_the_end() -> None:
     out = io.StringIO()
     show(Console(file=out, width=200), total=2)
-    assert (
-        "iteration 2/2  held-out 0.400  train 0.430  1 spot  1,024 explored  1.1000 usd\n" in out.getvalue()
-    )
+    assert "iteration 2/2  held-out 0.400  train 0.430  1 spot  1,024 explored  1.1000 usd\n" in out.getvalue()

@@ -50,9 +50,10 @@ METRICS = [
         "time_s": 3,
         "train/reward": 0.4,
         "explore/spearman": float("nan"),
-        "explore/variance_kept": 0.3,
+        "explore/variance_kept": 0.9,
     },
     {"step": 2, "time_s": 6, "train/reward": 0.5, "explore/spearman": 0.8, "explore/variance_random": 0.1},
+    {"step": 2, "time_s": 6, "explore/variance_kept": 0.3},
     {"step": 2, "time_s": 6, "eval/reward": 0.6, "eval/judge": 0.5},
 ]
 

@@ -18,9 +18,7 @@ def write(path: Path, *rows: dict) -> None:
 
 def test_rows_are_read_back_in_order(tmp_path: Path):
     path = tmp_path / "run" / "events.jsonl"
-    write(
-        path, {"time_s": 0.1, "kind": "a"}, {"time_s": 0.2, "kind": "b", "text": "zwei\nZeilen \u2028 \r ä"}
-    )
+    write(path, {"time_s": 0.1, "kind": "a"}, {"time_s": 0.2, "kind": "b", "text": "zwei\nZeilen \u2028 \r ä"})
     assert list(read_jsonl(path)) == [
         {"time_s": 0.1, "kind": "a"},
         {"time_s": 0.2, "kind": "b", "text": "zwei\nZeilen \u2028 \r ä"},
@@ -70,13 +68,7 @@ def test_anything_else_is_refused_by_file_and_line(tmp_path: Path, bad: str):
         list(read_jsonl(path))
 
 
-@given(
-    st.dictionaries(
-        st.integers(0, 20), st.lists(st.tuples(st.integers(0, 2**62), st.floats(0, 1)), min_size=1)
-    )
-)
+@given(st.dictionaries(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 2**62), st.floats(0, 1)), min_size=1)))
 def test_explored_seeds_survive_json_exactly(found: dict[int, list[tuple[int, float]]]):
-    explored = {
-        i: [Explored(seed, reward, "00ff") for seed, reward in results] for i, results in found.items()
-    }
+    explored = {i: [Explored(seed, reward, "00ff") for seed, reward in results] for i, results in found.items()}
     assert read_explored_rows(json.loads(json.dumps(explored_rows(explored)))) == explored

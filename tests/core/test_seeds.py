@@ -29,9 +29,7 @@ def test_seeds_do_not_depend_on_how_many_workers_share_them():
     all_seeds = seeds.sample_seeds(0, 5, 1, 24)
     for workers in (1, 2, 3, 5, 24):
         strided = [
-            seeds.sample_seed(0, 5, 1, index)
-            for worker in range(workers)
-            for index in range(worker, 24, workers)
+            seeds.sample_seed(0, 5, 1, index) for worker in range(workers) for index in range(worker, 24, workers)
         ]
         assert sorted(strided) == sorted(all_seeds)
         assert len(set(strided)) == 24
@@ -48,9 +46,7 @@ def test_derived_integers_are_seeds_for_everything_and_differ(a: int, b: int):
 
 
 def test_parts_do_not_run_together():
-    assert (
-        len({seeds.derive(*parts) for parts in [("ab", "c"), ("a", "bc"), ("abc",), (1, 23), (12, 3)]}) == 5
-    )
+    assert len({seeds.derive(*parts) for parts in [("ab", "c"), ("a", "bc"), ("abc",), (1, 23), (12, 3)]}) == 5
 
 
 def test_purposes_draw_independently_and_repeatably():

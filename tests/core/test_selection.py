@@ -48,9 +48,7 @@ def test_max_variance_may_split_unevenly():
     assert extremes(rewards, 3, random.Random(0)) == [2, 3, 1]
 
 
-@pytest.mark.parametrize(
-    ("count", "kept"), [(2, [3, 1]), (3, [3, 2, 1]), (4, [3, 0, 2, 1]), (5, [3, 0, 4, 2, 1])]
-)
+@pytest.mark.parametrize(("count", "kept"), [(2, [3, 1]), (3, [3, 2, 1]), (4, [3, 0, 2, 1]), (5, [3, 0, 4, 2, 1])])
 def test_extremes_are_the_lowest_half_and_the_highest_rest(count: int, kept: list[int]):
     assert extremes([0.2, 0.9, 0.6, 0.1, 0.4], count, random.Random(0)) == kept
 
@@ -105,7 +103,6 @@ def test_ranking_without_information_keeps_the_variance():
     ties = random.Random(0)
     fresh, stale = generator.standard_normal((2, 600, 48))
     kept = [
-        np.var(true[max_variance(seen.tolist(), 16, ties)], ddof=1)
-        for true, seen in zip(fresh, stale, strict=True)
+        np.var(true[max_variance(seen.tolist(), 16, ties)], ddof=1) for true, seen in zip(fresh, stale, strict=True)
     ]
     assert np.mean(kept) == pytest.approx(1.0, rel=0.05)

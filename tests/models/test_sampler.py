@@ -48,9 +48,7 @@ def assert_bit_equal(a: SamplerState, b: SamplerState) -> None:
 
 
 @pytest.mark.parametrize("spec", [SPEC, SampleSpec(4), SampleSpec(4, (1, 2), guidance_scale=3.0)])
-def test_samples_are_bit_equal_however_requests_are_grouped(
-    adapter: QwenImageAdapter, spec: SampleSpec
-) -> None:
+def test_samples_are_bit_equal_however_requests_are_grouped(adapter: QwenImageAdapter, spec: SampleSpec) -> None:
     """40 requests, all at once, one by one, and in random groups and orders: the same bits."""
     sampler, cond = sampler_of(adapter), conditions(adapter, 40)
     together = sampler.sample(range(100, 140), cond, spec)
@@ -76,9 +74,7 @@ def test_resuming_is_bit_equal_to_not_stopping(adapter: QwenImageAdapter) -> Non
         resumed = other.advance(state, seeds, cond, SPEC, until=4)
         assert_bit_equal(resumed, done)
         rows = [4, 1]
-        part = other.advance(
-            state.select(rows), [seeds[row] for row in rows], cond.select(rows), SPEC, until=4
-        )
+        part = other.advance(state.select(rows), [seeds[row] for row in rows], cond.select(rows), SPEC, until=4)
         assert_bit_equal(part, done.select(rows))
     assert_bit_equal(SamplerState.cat([done.select([0, 1]), done.select([2, 3, 4, 5])]), done)
 
@@ -111,9 +107,7 @@ def test_ratio_is_exactly_1_before_the_first_update(
         assert torch.equal(log_probs, path.log_probs_BS[rows, steps])
     for count in (1, 3):
         steps = torch.ones(count, dtype=torch.long)
-        log_probs, _ = replay(
-            path.before_BSLC[:count, 1], path.after_BSLC[:count, 1], steps, cond.select(range(count))
-        )
+        log_probs, _ = replay(path.before_BSLC[:count, 1], path.after_BSLC[:count, 1], steps, cond.select(range(count)))
         torch.testing.assert_close(log_probs, path.log_probs_BS[:count, 1], rtol=0, atol=1e-5)
 
 

@@ -41,9 +41,7 @@ def test_equal_to_diffusers(steps: int) -> None:
 
     qwen = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02)
     qwen.set_timesteps(sigmas=even, mu=0.5 + 0.4 * (4096 - 256) / (8192 - 256))
-    assert qwen_image_schedule(steps, image_tokens=4096).sigmas == pytest.approx(
-        qwen.sigmas.tolist(), abs=1e-6
-    )
+    assert qwen_image_schedule(steps, image_tokens=4096).sigmas == pytest.approx(qwen.sigmas.tolist(), abs=1e-6)
 
 
 @given(steps=st.integers(1, 60), shift=st.floats(0.2, 12), tokens=st.integers(16, 16_384))

@@ -21,9 +21,7 @@ def test_the_default_size() -> None:
 
 def test_a_fresh_model_predicts_a_grey_image_and_depends_on_the_seed_alone() -> None:
     def fresh(seed: int) -> QwenImageAdapter:
-        return build_tiny(
-            vocabulary="ab", max_tokens=2, height=8, width=8, channels=3, layers=1, heads=2, seed=seed
-        )
+        return build_tiny(vocabulary="ab", max_tokens=2, height=8, width=8, channels=3, layers=1, heads=2, seed=seed)
 
     state = torch.random.get_rng_state()
     adapter = fresh(3)

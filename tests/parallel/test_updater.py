@@ -13,12 +13,8 @@ from src.core.types import Snapshot
 from src.parallel.updater import LocalUpdater, flatten_optimizer, restore_optimizer
 
 
-def updater_for(
-    weights: Tensor, *, lr: float = 1.0, grad_clip: float = 1e9, warmup_updates: int = 0
-) -> LocalUpdater:
-    return LocalUpdater(
-        optimizer=torch.optim.SGD([weights], lr=lr), grad_clip=grad_clip, warmup_updates=warmup_updates
-    )
+def updater_for(weights: Tensor, *, lr: float = 1.0, grad_clip: float = 1e9, warmup_updates: int = 0) -> LocalUpdater:
+    return LocalUpdater(optimizer=torch.optim.SGD([weights], lr=lr), grad_clip=grad_clip, warmup_updates=warmup_updates)
 
 
 def apply_gradient(updater: LocalUpdater, weights: Tensor, gradient: list[float], update: int = 0) -> float:
@@ -40,9 +36,7 @@ def test_a_small_gradient_is_applied_as_it_is():
 def test_a_large_gradient_is_clipped_and_its_norm_before_that_returned():
     weights = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     assert apply_gradient(updater_for(weights, grad_clip=1.0), weights, [3.0, 4.0]) == 5.0
-    torch.testing.assert_close(
-        weights.detach(), torch.tensor([-0.6, -0.8], dtype=torch.float64), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(weights.detach(), torch.tensor([-0.6, -0.8], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 def test_the_norm_is_over_all_parameters():
@@ -81,9 +75,7 @@ def test_groups_keep_their_ratio_of_learning_rates():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
-    bad: float, caplog: pytest.LogCaptureFixture
-):
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(bad: float, caplog: pytest.LogCaptureFixture):
     weights = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([weights], lr=0.1)
     updater = LocalUpdater(optimizer=optimizer, grad_clip=1.0, warmup_updates=0)
@@ -93,10 +85,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
         norm = apply_gradient(updater, weights, [1.0, bad], update=7)
     assert not torch.isfinite(torch.tensor(norm))
     assert torch.equal(weights, before)
-    assert all(
-        torch.equal(value, state[key])
-        for key, value in flatten_optimizer(optimizer, {"w": weights})[0].items()
-    )
+    assert all(torch.equal(value, state[key]) for key, value in flatten_optimizer(optimizer, {"w": weights})[0].items())
     assert weights.grad is None
     assert updater.skipped == 1
     assert "update 7 skipped: its gradient norm is" in caplog.text

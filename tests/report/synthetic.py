@@ -106,9 +106,7 @@ def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, imag
         if iteration == 6:
             join(event, end_s - 1, 1, worker[1])
         event(end_s, "phase", name="train", iteration=iteration, start_s=middle_s, end_s=end_s)
-        results = [
-            {"instance": i, "seed": i * 99 + iteration, "reward": 0.5, "digest": "d"} for i in range(16)
-        ]
+        results = [{"instance": i, "seed": i * 99 + iteration, "reward": 0.5, "digest": "d"} for i in range(16)]
         event(end_s, "explored", iteration=iteration + 1, version=f"0.{iteration}", results=results)
         time_s = end_s
         metrics.append(training_row(rng, iteration + 1, time_s, rollout_s, train_s))
@@ -132,9 +130,7 @@ def join(event: Any, at_s: float, slot: int, incarnation: int) -> None:
     event(at_s, "worker_joined", worker=f"spot-local-{slot}.{incarnation}", fingerprint="cpu", **place)
 
 
-def training_row(
-    rng: random.Random, step: int, time_s: float, rollout_s: float, train_s: float
-) -> dict[str, float]:
+def training_row(rng: random.Random, step: int, time_s: float, rollout_s: float, train_s: float) -> dict[str, float]:
     progress = 1 - math.exp(-step / 10)
     return {
         "step": step,

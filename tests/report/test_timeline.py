@@ -95,11 +95,7 @@ def test_neighbours_merge_and_lost_work_never_does() -> None:
     assert coalesce(spans, 0.1) == [Span(0, 2, "explore", "explore, 0.0-2.0 s"), *spans[2:]]
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 100), st.floats(0, 5), st.sampled_from(["explore", "rollout"]), st.booleans())
-    )
-)
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 5), st.sampled_from(["explore", "rollout"]), st.booleans())))
 def test_merging_hides_no_work(rows: list[tuple[float, float, str, bool]]) -> None:
     spans = [Span(start_s, start_s + length_s, kind, "", lost) for start_s, length_s, kind, lost in rows]
     merged = coalesce(spans, 0.5)

@@ -63,9 +63,7 @@ def test_before_selection_uses_the_own_rewards_where_nothing_was_explored():
 
 def test_by_default_explored_rewards_change_nothing():
     kept = [[0.0, 1.0, 1.0]]
-    assert (
-        GroupAdvantage()(kept, [[0.0, 0.1]]).groups[0].tolist() == GroupAdvantage()(kept).groups[0].tolist()
-    )
+    assert GroupAdvantage()(kept, [[0.0, 0.1]]).groups[0].tolist() == GroupAdvantage()(kept).groups[0].tolist()
 
 
 @pytest.mark.parametrize("explored", [None, [[0.1, 0.2]]])
@@ -123,6 +121,4 @@ def result(instance: int, seed: int, reward: float, error: str | None = None) ->
     key = RequestKey("run", 0, RequestKind.ROLLOUT, instance, seed, PolicyVersion(0, 0), steps=2)
     latents = Blob("float32", (1, 1, 1), np.zeros(1, np.float32).tobytes())
     trajectory = Trajectory(latents, latents, Blob("float32", (1,), latents.buffer), fingerprint="test")
-    return SampleResult(
-        key, "worker", "checksum", reward, trajectory=None if error else trajectory, error=error
-    )
+    return SampleResult(key, "worker", "checksum", reward, trajectory=None if error else trajectory, error=error)

@@ -56,8 +56,7 @@ def test_kept_seeds_alone_would_flatter():
     fresh = 0.6 * stale + 0.8 * generator.standard_normal((40, 32))
     everything = {p: list(zip(stale[p].tolist(), fresh[p].tolist(), strict=True)) for p in range(40)}
     kept = {
-        p: [group[i] for i in extremes([s for s, _ in group], 8, random.Random(0))]
-        for p, group in everything.items()
+        p: [group[i] for i in extremes([s for s, _ in group], 8, random.Random(0))] for p, group in everything.items()
     }
     uniform = {p: group[:8] for p, group in everything.items()}
     assert audit_statistics(pairs_of(uniform)).spearman == pytest.approx(0.6, abs=0.1)

@@ -106,9 +106,7 @@ def test_before_the_first_update_ratio_is_exactly_one_and_nothing_is_clipped():
     means = sums.means()
     assert (means["ratio"], means["abs_log_ratio"]) == (1.0, 0.0)
     assert (means["clipped_low"], means["clipped_high"]) == (0.0, 0.0)
-    expected = -(given["advantages"][:, None] * given["features"]).sum(
-        dim=0
-    )  # policy gradient: -A grad log p
+    expected = -(given["advantages"][:, None] * given["features"]).sum(dim=0)  # policy gradient: -A grad log p
     torch.testing.assert_close(gradient(given), expected, rtol=1e-12, atol=1e-12)
 
 

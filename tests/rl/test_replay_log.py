@@ -53,9 +53,7 @@ def test_an_iteration_that_was_not_explored_is_an_error(path: Path):
 
 def test_other_weights_are_an_error(path: Path):
     log = log_of(path, explored_event(2, "0.1", FIRST))
-    with pytest.raises(
-        ValueError, match=rf"^{path}: iteration 2 .* iteration 1, this run would use .* iteration 0$"
-    ):
+    with pytest.raises(ValueError, match=rf"^{path}: iteration 2 .* iteration 1, this run would use .* iteration 0$"):
         log.explored(2, PolicyVersion(0, 0))
 
 

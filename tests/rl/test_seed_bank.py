@@ -132,8 +132,7 @@ def test_audits_are_uniform_over_prompts_and_over_ranks():
     for iteration in range(1500):
         explored = {
             instance: [
-                Explored(seed, rank / 8, "")
-                for rank, seed in enumerate(sample_seeds(0, iteration, instance, 8))
+                Explored(seed, rank / 8, "") for rank, seed in enumerate(sample_seeds(0, iteration, instance, 8))
             ]
             for instance in range(4)
         }

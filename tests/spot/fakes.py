@@ -74,7 +74,5 @@ def requests(
 ) -> list[SampleRequest]:
     """`count` requests of one prompt; their seeds are first, first + 1, ..."""
     prompt = Prompt(0, "a red circle")
-    keys = [
-        RequestKey(run, iteration, kind, 0, seed, policy, spec.steps) for seed in range(first, first + count)
-    ]
+    keys = [RequestKey(run, iteration, kind, 0, seed, policy, spec.steps) for seed in range(first, first + count)]
     return [SampleRequest(key, prompt, spec) for key in keys]

@@ -66,9 +66,7 @@ def test_text_is_drawn_at_many_places_in_every_typeface() -> None:
     prompt = task.train_prompts[0]
     rng = np.random.default_rng(0)
     images = [task.render(prompt, rng) for _ in range(500)]
-    boxes = {
-        tuple(int(np.flatnonzero(image.max(axis=(1 - axis, 2)))[0]) for axis in (0, 1)) for image in images
-    }
+    boxes = {tuple(int(np.flatnonzero(image.max(axis=(1 - axis, 2)))[0]) for axis in (0, 1)) for image in images}
     assert len(boxes) > 150
     assert len({int(image.sum()) for image in images}) == 3
 

@@ -44,10 +44,7 @@ def score_samples(
     try:
         return [*_finite_scores(reward, images_BHWC, prompts)]
     except ScoreError:
-        return [
-            _score_one(reward, images_BHWC[b : b + 1], prompts[b : b + 1], attempts)
-            for b in range(len(prompts))
-        ]
+        return [_score_one(reward, images_BHWC[b : b + 1], prompts[b : b + 1], attempts) for b in range(len(prompts))]
 
 
 def _score_one(

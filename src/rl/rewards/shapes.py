@@ -109,10 +109,7 @@ def is_correct(found: Sequence[Detection], metadata: Mapping[str, Any]) -> bool:
         matched.append(right[: entry["count"]])
         if not _placed(entry, matched):
             return False
-    return all(
-        sum(o.shape == entry["class"] for o in found) < entry["count"]
-        for entry in metadata.get("exclude", ())
-    )
+    return all(sum(o.shape == entry["class"] for o in found) < entry["count"] for entry in metadata.get("exclude", ()))
 
 
 def _placed(entry: Mapping[str, Any], matched: Sequence[Sequence[Detection]]) -> bool:

@@ -1,0 +1,245 @@
+"""What the coordinator keeps, logs and tells."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+
+from src.core.events import read_jsonl
+from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
+from src.spot.coordinator import Coordinator, Joined
+from src.spot.scheduler import Scheduler
+from tests.spot.fakes import requests
+
+V0 = PolicyVersion(0, 0)
+REPORT = WorkReport(denoise_s=0.5, decode_s=0.25, score_s=0.125, steps=8)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def coordinator(tmp_path, clock):
+    with start(tmp_path, clock) as coordinator:
+        yield coordinator
+
+
+@contextmanager
+def start(folder, clock, **more):
+    scheduler = Scheduler(max_attempts=2)
+    coordinator = Coordinator(run="run", folder=folder, scheduler=scheduler, now=clock, **more)
+    yield coordinator
+    coordinator.shutdown()
+
+
+def join(coordinator: Coordinator, slot: int) -> str:
+    member = Member("n", slot)
+    coordinator.join(Joined(member, pid=70 + slot, batch_size=2, fingerprint="fake"))
+    return member.name
+
+
+def lease_of(coordinator: Coordinator, worker: str):
+    assert coordinator.pull(worker)
+    return coordinator.granted.pop(worker)
+
+
+def results(lease, worker: str, **more):
+    return [SampleResult(r.key, worker, "sum", reward=r.key.seed, **more) for r in lease.requests]
+
+
+def events(folder) -> list[dict]:
+    """The event log without what is tested elsewhere."""
+    rows = list(read_jsonl(folder / "events.jsonl"))
+    for row in rows:
+        row.pop("start_wall_s", None)
+    return rows
+
+
+def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
+    a, b = join(coordinator, 0), join(coordinator, 1)
+    coordinator.publish(V0, "sum", size_bytes=12, publish_s=0.5)
+    explores = requests(RequestKind.EXPLORE, 3, policy=V0, iteration=1)
+    coordinator.submit(explores)
+    clock.now_s += 2
+    lease = lease_of(coordinator, a)
+    doomed = lease_of(coordinator, b)
+    clock.now_s += 0.5
+    coordinator.push(a, lease.id, results(lease, a), REPORT)
+    assert coordinator.leave(b, "killed")
+    assert not coordinator.leave(b, "killed")
+    again = lease_of(coordinator, a)
+    coordinator.push(b, doomed.id, results(doomed, b, error="late and bad"), REPORT)
+    coordinator.push(a, again.id, results(again, a, error="unreadable"), REPORT)
+    coordinator.push(a, again.id, results(again, a), REPORT)
+    assert [r.error for r in coordinator.close([r.key for r in explores])] == [None, None, "unreadable"]
+    coordinator.record("phase", name="train", iteration=0, start_s=0.0, end_s=2.5)
+    coordinator.stop("SIGINT")
+    coordinator.stop("SIGINT")
+
+    worker = {"node": "n", "incarnation": 0, "role": "spot", "fingerprint": "fake"}
+    batch = {"request_kind": "explore", "iteration": 1}
+    work = {"denoise_s": 0.5, "decode_s": 0.25, "score_s": 0.125, "steps": 8}
+    assert events(tmp_path) == [
+        {"time_s": 0.0, "kind": "run_started", "run": "run", "incarnation": 0, "iteration": 0},
+        {"time_s": 0.0, "kind": "worker_joined", "worker": a, "slot": 0, "pid": 70, **worker},
+        {"time_s": 0.0, "kind": "worker_joined", "worker": b, "slot": 1, "pid": 71, **worker},
+        {
+            "time_s": 0.0,
+            "kind": "policy_published",
+            "version": "0.0",
+            "checksum": "sum",
+            "bytes": 12,
+            "publish_s": 0.5,
+        },
+        {"time_s": 0.0, "kind": "submitted", **batch, "count": 3},
+        {
+            "time_s": 2.0,
+            "kind": "lease_granted",
+            "lease": 0,
+            "worker": a,
+            **batch,
+            "count": 2,
+            "version": "0.0",
+        },
+        {
+            "time_s": 2.0,
+            "kind": "lease_granted",
+            "lease": 1,
+            "worker": b,
+            **batch,
+            "count": 1,
+            "version": "0.0",
+        },
+        {"time_s": 2.5, "kind": "lease_done", "lease": 0, "worker": a, **batch, "count": 2, **work},
+        {"time_s": 2.5, "kind": "worker_lost", "worker": b, "reason": "killed", "requests": 1},
+        {
+            "time_s": 2.5,
+            "kind": "lease_lost",
+            "lease": 1,
+            "worker": b,
+            **batch,
+            "count": 1,
+            "reason": "killed",
+        },
+        {
+            "time_s": 2.5,
+            "kind": "lease_granted",
+            "lease": 2,
+            "worker": a,
+            **batch,
+            "count": 1,
+            "version": "0.0",
+        },
+        {
+            "time_s": 2.5,
+            "kind": "request_failed",
+            **batch,
+            "instance": 0,
+            "seed": 2,
+            "attempts": 2,
+            "error": "unreadable",
+        },
+        {"time_s": 2.5, "kind": "lease_done", "lease": 2, "worker": a, **batch, "count": 1, **work},
+        {
+            "time_s": 2.5,
+            "kind": "result_rejected",
+            "worker": a,
+            **batch,
+            "instance": 0,
+            "seed": 2,
+            "reason": "duplicate",
+        },
+        {"time_s": 2.5, "kind": "closed", **batch, "accepted": 3, "dropped": 0},
+        {"time_s": 2.5, "kind": "phase", "name": "train", "iteration": 0, "start_s": 0.0, "end_s": 2.5},
+        {"time_s": 2.5, "kind": "stop_requested", "signal": "SIGINT"},
+    ]
+
+
+def test_results_are_kept_until_they_are_taken(coordinator):
+    worker = join(coordinator, 0)
+    coordinator.publish(V0, "sum", 1, 0.0)
+    made = requests(RequestKind.ROLLOUT, 4, policy=V0)
+    keys = [request.key for request in made]
+    coordinator.submit(made)
+    first, second = lease_of(coordinator, worker), lease_of(coordinator, worker)
+    coordinator.push(worker, second.id, results(second, worker), REPORT)
+    assert coordinator.complete(keys[2:])
+    assert not coordinator.complete(keys)
+    coordinator.push(worker, first.id, results(first, worker), REPORT)
+    assert [result.reward for result in coordinator.close(keys[::-1])] == [3, 2, 1, 0]
+    assert coordinator.close(keys) == []
+
+
+def test_frozen_workers_are_reported_with_their_process(clock, coordinator):
+    worker = join(coordinator, 0)
+    clock.now_s += 11
+    coordinator.tick()
+    assert [(lost.worker, lost.reason, lost.pid) for lost in coordinator.lost] == [(worker, "frozen", 70)]
+    assert coordinator.workers() == 0
+    assert not coordinator.pull(worker)
+
+
+def test_a_lease_that_was_not_fetched_is_void_with_its_worker(coordinator):
+    a, b = join(coordinator, 0), join(coordinator, 1)
+    coordinator.publish(V0, "sum", 1, 0.0)
+    coordinator.submit(requests(RequestKind.ROLLOUT, 2, policy=V0))
+    coordinator.pull(a), coordinator.pull(b)
+    coordinator.leave(a, "killed")
+    assert list(coordinator.granted) == [b]
+
+
+def test_a_restarted_run_goes_on_in_its_logs(tmp_path, clock, coordinator):
+    for step in range(4):
+        coordinator.log_metrics(step, {"train/reward": step / 10, "nan": float("nan")})
+    clock.now_s += 60
+    coordinator.record("phase", name="train", iteration=3, start_s=0.0, end_s=60.0)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"time_s": 61, "ki')  # it was killed here
+    clock.now_s = 7.0  # another boot
+
+    with start(tmp_path, clock, iteration=2) as second:
+        assert second.introduce().incarnation == 1
+        assert second.introduce().elapsed_s == 60.0
+        clock.now_s += 1
+        second.log_metrics(3, {"train/reward": 0.9})
+    rows = [(row["step"], row["time_s"], row["train/reward"]) for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert rows == [(0, 0.0, 0.0), (1, 0.0, 0.1), (2, 0.0, 0.2), (3, 61.0, 0.9)]
+    started = [row for row in events(tmp_path) if row["kind"] == "run_started"]
+    assert [(row["time_s"], row["incarnation"], row["iteration"]) for row in started] == [
+        (0.0, 0, 0),
+        (60.0, 1, 2),
+    ]
+    with start(tmp_path, clock) as third:
+        assert third.introduce().incarnation == 2
+
+
+def test_news_is_read_from_a_cursor(coordinator):
+    coordinator.log_metrics(0, {"a": 1.0})
+    first = coordinator.news(0)
+    assert [row["kind"] for row in first.events] == ["run_started"]
+    assert [row["a"] for row in first.metrics] == [1.0]
+    assert not coordinator.has_news(first.cursor)
+    coordinator.record("evaluated", iteration=0, reward=0.5)
+    second = coordinator.news(first.cursor)
+    assert [row["kind"] for row in second.events] == ["evaluated"]
+    assert second.metrics == []
+    assert json.dumps(second.events)
+
+
+def test_a_reader_that_lags_far_behind_misses_the_oldest_news(coordinator):
+    for index in range(20_010):
+        coordinator._tell("metrics", {"index": index})
+    news = coordinator.news(1)
+    assert [row["index"] for row in news.metrics] == list(range(10, 20_010))
+    assert news.cursor == 20_011

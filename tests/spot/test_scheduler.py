@@ -1,0 +1,359 @@
+"""The scheduler's rules, each as the exact list of its decisions."""
+
+from __future__ import annotations
+
+import pytest
+
+from src.core.types import Member, PolicyVersion, RequestKind, SampleSpec
+from src.spot import messages as m
+from src.spot.scheduler import Scheduler
+from tests.spot.fakes import requests
+
+ROLLOUT, EVAL, AUDIT, EXPLORE = RequestKind
+V0, V1, V2, V3, V4 = (PolicyVersion(0, iteration) for iteration in range(5))
+CHECKSUMS = {version: f"sum{version}" for version in (V0, V1, V2, V3, V4)}
+
+
+class Bench:
+    """A scheduler that is told things in few words, and answers in few words."""
+
+    def __init__(self, **settings) -> None:
+        self.scheduler = Scheduler(**settings)
+        self.now_s = 0.0
+        self.leases = {}
+
+    def __call__(self, event: m.Event) -> list[str]:
+        return [self._told(action) for action in self.scheduler.handle(self.now_s, event)]
+
+    def join(self, *names: str, batch_size: int = 4, kinds=m.EVERY_KIND, watched: bool = True) -> None:
+        for name in names:
+            assert self(m.Join(_Named(name), batch_size, kinds, watched)) == []
+
+    def publish(self, version: PolicyVersion) -> list[str]:
+        return self(m.Publish(version, CHECKSUMS[version]))
+
+    def submit(self, kind: RequestKind, count: int, policy: PolicyVersion = V0, **more) -> list[str]:
+        return self(m.Submit(requests(kind, count, policy=policy, **more)))
+
+    def pull(self, *names: str) -> list[str]:
+        return [told for name in names for told in self(m.Pull(name))]
+
+    def push(self, name: str, lease: int, *, skip: int = 0, error=None, checksum=None) -> list[str]:
+        """Pushes results of a lease, but for its last `skip` requests."""
+        leased = self.leases[lease].requests
+        results = [
+            m.SampleResult(r.key, name, checksum or CHECKSUMS[r.key.policy], error=error)
+            for r in leased[: len(leased) - skip]
+        ]
+        return self(m.Results(name, lease, results))
+
+    def close(self, kind: RequestKind, count: int, policy: PolicyVersion = V0, **more) -> list[str]:
+        return self(m.Close([r.key for r in requests(kind, count, policy=policy, **more)]))
+
+    def _told(self, action: m.Action) -> str:
+        match action:
+            case m.Grant(worker, lease):
+                self.leases[lease.id] = lease
+                seeds = " ".join(str(request.key.seed) for request in lease.requests)
+                return f"{worker} gets {lease.id}: {lease.kind.name} {seeds}"
+            case m.Finish(worker, lease):
+                return f"{worker} finished {lease.id}"
+            case m.Revoke(worker, lease, unfinished, reason):
+                return f"{worker} lost {lease.id} ({reason}): {unfinished} unfinished"
+            case m.Accept(result):
+                return f"accept {result.key.seed}"
+            case m.Reject(worker, key, reason):
+                return f"reject {key.seed} of {worker}: {reason}"
+            case m.Fail(key, attempts, error):
+                return f"fail {key.seed} after {attempts}: {error}"
+            case m.Lose(worker, reason, unfinished):
+                return f"{worker} is gone ({reason}) with {unfinished}"
+            case m.Dismiss(worker):
+                return f"dismiss {worker}"
+            case m.Forget(kind, iteration, accepted, dropped):
+                return f"closed {kind.name} {iteration}: {accepted} accepted, {dropped} dropped"
+            case m.Retire(version):
+                return f"retire {version}"
+
+
+class _Named(Member):
+    """A member whose whole name is given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(node=name, slot=0)
+
+    @property
+    def name(self) -> str:
+        return self.node
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """With version 0.0 published and workers a and b."""
+    bench = Bench(lease_s=60, heartbeat_timeout_s=10)
+    bench.publish(V0)
+    bench.join("a", "b")
+    return bench
+
+
+def test_a_lease_is_one_forward_pass_in_order_of_submission(bench):
+    bench.submit(ROLLOUT, 10)
+    assert bench.pull("a", "b", "a", "b") == [
+        "a gets 0: ROLLOUT 0 1 2 3",
+        "b gets 1: ROLLOUT 4 5 6 7",
+        "a gets 2: ROLLOUT 8 9",
+    ]
+
+
+def test_workers_wait_in_order_of_arrival_until_there_is_work(bench):
+    assert bench.pull("b", "a") == []
+    assert bench.submit(EVAL, 5) == ["b gets 0: EVAL 0 1 2 3", "a gets 1: EVAL 4"]
+
+
+def test_who_withdraws_gets_nothing(bench):
+    bench.pull("a", "b")
+    assert bench(m.Withdraw("a")) == []
+    assert bench.submit(EVAL, 5) == ["b gets 0: EVAL 0 1 2 3"]
+
+
+def test_the_smallest_kind_goes_first(bench):
+    for kind in (EXPLORE, AUDIT, EVAL, ROLLOUT):
+        bench.submit(kind, 1)
+    assert bench.pull("a", "a", "a", "a") == [
+        "a gets 0: ROLLOUT 0",
+        "a gets 1: EVAL 0",
+        "a gets 2: AUDIT 0",
+        "a gets 3: EXPLORE 0",
+    ]
+
+
+def test_a_worker_gets_only_the_kinds_it_serves(bench):
+    bench.join("rank", kinds=frozenset({ROLLOUT, EVAL}))
+    bench.submit(EXPLORE, 1)
+    assert bench.pull("rank") == []
+    assert bench.pull("a") == ["a gets 0: EXPLORE 0"]
+    assert bench.submit(ROLLOUT, 1) == ["rank gets 1: ROLLOUT 0"]
+
+
+def test_requests_of_different_specs_do_not_share_a_lease(bench):
+    bench.submit(ROLLOUT, 3)
+    bench.submit(ROLLOUT, 3, first=3, spec=SampleSpec(steps=4, stochastic_steps=(2, 3)))
+    bench.submit(ROLLOUT, 1, first=6)
+    assert bench.pull("a", "b") == ["a gets 0: ROLLOUT 0 1 2 6", "b gets 1: ROLLOUT 3 4 5"]
+
+
+def test_results_finish_a_lease(bench):
+    bench.submit(ROLLOUT, 3)
+    bench.pull("a")
+    assert bench.push("a", 0) == ["accept 0", "accept 1", "accept 2", "a finished 0"]
+    assert bench.close(ROLLOUT, 3) == ["closed ROLLOUT 0: 3 accepted, 0 dropped"]
+    assert bench.scheduler.unfinished == 0
+
+
+def test_what_a_result_leaves_out_goes_to_the_head_of_the_queue(bench):
+    bench.submit(ROLLOUT, 8)
+    bench.pull("a")
+    bench.pull("b")
+    bench.submit(ROLLOUT, 4, first=8)
+    assert bench.push("a", 0, skip=2) == ["accept 0", "accept 1", "a finished 0"]
+    assert bench.pull("a") == ["a gets 2: ROLLOUT 2 3 8 9"]
+
+
+def test_a_lost_workers_requests_go_to_those_who_wait(bench):
+    bench.submit(ROLLOUT, 4)
+    bench.pull("a", "b")
+    assert bench(m.Leave("a", "killed")) == [
+        "a is gone (killed) with 4",
+        "a lost 0 (killed): 4 unfinished",
+        "b gets 1: ROLLOUT 0 1 2 3",
+    ]
+    assert bench(m.Leave("a", "killed")) == []
+
+
+def test_a_lost_workers_results_still_count_until_others_have_them(bench):
+    bench.submit(ROLLOUT, 4)
+    bench.pull("a")
+    bench(m.Leave("a", "killed"))
+    assert bench.push("a", 0, skip=2) == ["accept 0", "accept 1"]
+    assert bench.pull("b") == ["b gets 1: ROLLOUT 2 3"]
+    assert bench.push("a", 0) == [
+        "reject 0 of a: duplicate",
+        "reject 1 of a: duplicate",
+        "accept 2",
+        "accept 3",
+    ]
+    assert bench.push("b", 1) == ["reject 2 of b: duplicate", "reject 3 of b: duplicate", "b finished 1"]
+    assert bench.scheduler.unfinished == 0
+
+
+def test_silence_is_a_frozen_worker_and_any_word_is_a_heartbeat(bench):
+    bench.submit(ROLLOUT, 8)
+    bench.pull("a", "b")
+    bench.now_s = 8
+    bench(m.Heartbeat("b"))
+    bench.now_s = 10
+    assert bench(m.Tick()) == []
+    bench.now_s = 10.5
+    assert bench(m.Tick()) == ["a is gone (frozen) with 4", "a lost 0 (frozen): 4 unfinished"]
+    assert bench.pull("a") == ["dismiss a"]
+    bench.push("b", 1)
+    bench.now_s = 20
+    assert bench(m.Tick()) == []
+
+
+def test_an_unwatched_worker_may_be_silent(bench):
+    bench.join("rank", watched=False)
+    bench.now_s = 1000
+    assert bench(m.Tick()) == ["a is gone (frozen) with 0", "b is gone (frozen) with 0"]
+    bench.submit(EVAL, 1)
+    assert bench.pull("rank") == ["rank gets 0: EVAL 0"]
+
+
+def test_a_lease_ends_at_its_deadline_but_its_worker_stays(bench):
+    bench.submit(ROLLOUT, 4)
+    bench.pull("a", "b")
+    bench.now_s = 61
+    bench(m.Heartbeat("a")), bench(m.Heartbeat("b"))
+    assert bench(m.Tick()) == ["a lost 0 (deadline): 4 unfinished", "b gets 1: ROLLOUT 0 1 2 3"]
+    assert bench.push("a", 0) == ["accept 0", "accept 1", "accept 2", "accept 3"]
+    bench.submit(ROLLOUT, 1, first=9)
+    assert bench.pull("a") == ["a gets 2: ROLLOUT 9"]
+
+
+def test_a_failed_sample_is_tried_again_and_then_given_up(bench):
+    bench = Bench(max_attempts=2)
+    bench.publish(V0)
+    bench.join("a")
+    bench.submit(ROLLOUT, 2)
+    assert bench.pull("a") == ["a gets 0: ROLLOUT 0 1"]
+    assert bench.push("a", 0, skip=1, error="no text found") == ["a finished 0"]
+    assert bench.pull("a") == ["a gets 1: ROLLOUT 0 1"]
+    assert bench.push("a", 1, skip=1, error="no text found") == [
+        "a finished 1",
+        "fail 0 after 2: no text found",
+        "fail 1 after 2: no result came back",
+    ]
+    assert bench.close(ROLLOUT, 2) == ["closed ROLLOUT 0: 2 accepted, 0 dropped"]
+
+
+def test_a_request_outlives_four_workers_but_not_five():
+    bench = Bench()
+    bench.publish(V0)
+    bench.submit(ROLLOUT, 1)
+    for life in range(5):
+        bench.join(f"w{life}")
+        assert bench.pull(f"w{life}") == [f"w{life} gets {life}: ROLLOUT 0"]
+        gone = [f"w{life} is gone (killed) with 1", f"w{life} lost {life} (killed): 1 unfinished"]
+        failed = ["fail 0 after 5: lease of w4 ended: killed"] if life == 4 else []
+        assert bench(m.Leave(f"w{life}", "killed")) == gone + failed
+
+
+def test_wrong_weights_are_rejected_and_made_again(bench):
+    bench.submit(ROLLOUT, 2)
+    bench.pull("a", "b")
+    assert bench.push("a", 0, checksum="other") == [
+        "reject 0 of a: checksum",
+        "reject 1 of a: checksum",
+        "a finished 0",
+        "b gets 1: ROLLOUT 0 1",
+    ]
+
+
+def test_results_of_somebody_elses_lease_are_rejected(bench):
+    bench.submit(ROLLOUT, 1)
+    bench.pull("a")
+    assert bench.push("b", 0) == ["reject 0 of b: not leased"]
+    assert bench.push("a", 0) == ["accept 0", "a finished 0"]
+
+
+def test_closed_requests_are_dropped_wherever_they_are(bench):
+    bench.submit(EXPLORE, 9)
+    bench.pull("a", "b")
+    bench.push("a", 0, skip=1)
+    assert bench.close(EXPLORE, 9) == ["closed EXPLORE 0: 3 accepted, 6 dropped"]
+    assert bench.push("b", 1) == [*(f"reject {seed} of b: closed" for seed in (4, 5, 6, 7)), "b finished 1"]
+    assert bench.push("b", 1) == [f"reject {seed} of b: unknown" for seed in (4, 5, 6, 7)]
+    assert bench.pull("a") == []
+    assert bench.close(EXPLORE, 9) == []
+    assert bench.scheduler.unfinished == 0
+
+
+def test_without_workers_requests_wait(bench):
+    bench(m.Leave("a", "left")), bench(m.Leave("b", "left"))
+    assert bench.submit(ROLLOUT, 2) == []
+    assert bench.scheduler.unfinished == 2
+    bench.join("c")
+    assert bench.pull("c") == ["c gets 0: ROLLOUT 0 1"]
+
+
+@pytest.mark.parametrize("kind", [ROLLOUT, EVAL, AUDIT])
+def test_only_the_newest_policy_makes_what_must_be_fresh(bench, kind):
+    bench.publish(V1)
+    with pytest.raises(ValueError, match=r"needs a published policy \(0\.1\); 0\.0 is an older one"):
+        bench.submit(kind, 1, policy=V0)
+    with pytest.raises(ValueError, match=r"0\.2 is not known"):
+        bench.submit(kind, 1, policy=V2)
+    assert bench.scheduler.unfinished == 0
+
+
+def test_exploration_may_be_one_policy_behind(bench):
+    bench.publish(V1)
+    bench.submit(EXPLORE, 1, policy=V0)
+    bench.publish(V2)
+    with pytest.raises(ValueError, match=r"\(0\.2 or 0\.1\); 0\.0 is an older one"):
+        bench.submit(EXPLORE, 1, policy=V0, first=1)
+    assert bench.pull("a") == ["a gets 0: EXPLORE 0"]
+    assert bench.push("a", 0) == ["accept 0", "a finished 0"]
+
+
+def test_policies_never_go_backwards(bench):
+    bench.publish(V2)
+    for version in (V2, V1):
+        with pytest.raises(ValueError, match="not newer than the published"):
+            bench.publish(version)
+
+
+def test_a_policy_is_not_replaced_under_open_requests_that_need_it(bench):
+    bench.submit(AUDIT, 3)
+    with pytest.raises(ValueError, match="3 open AUDITs need"):
+        bench.publish(V1)
+
+
+def test_old_policies_are_retired_when_nobody_can_need_them():
+    bench = Bench(keep_versions=2)
+    bench.join("a")
+    assert bench.publish(V0) == []
+    bench.submit(EXPLORE, 6)
+    bench.pull("a")
+    assert bench.publish(V1) == []
+    assert bench.publish(V2) == []  # 0.0 is leased
+    bench(m.Leave("a", "killed"))
+    assert bench.publish(V3) == ["retire 0.1"]  # requests for 0.0 are queued
+    bench.close(EXPLORE, 6)
+    assert bench.publish(V4) == ["retire 0.0", "retire 0.2"]
+
+
+def test_a_key_is_open_once(bench):
+    bench.submit(ROLLOUT, 1)
+    with pytest.raises(ValueError, match="open already"):
+        bench.submit(ROLLOUT, 2)
+    with pytest.raises(ValueError, match="submitted twice"):
+        bench(m.Submit(requests(EVAL, 1, policy=V0) * 2))
+    assert bench.scheduler.unfinished == 1
+    bench.close(ROLLOUT, 1)
+    bench.submit(ROLLOUT, 1)
+
+
+def test_a_name_joins_once(bench):
+    with pytest.raises(ValueError, match="a has joined already"):
+        bench.join("a")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lease_s": 0}, {"heartbeat_timeout_s": -1}, {"max_attempts": 0}, {"keep_versions": 1}],
+)
+def test_settings_are_checked(settings):
+    name, value = next(iter(settings.items()))
+    with pytest.raises(ValueError, match=f"{name} must be .*got {value}"):
+        Scheduler(**settings)

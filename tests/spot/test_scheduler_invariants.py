@@ -1,0 +1,233 @@
+"""Whatever happens in whatever order: nothing is lost or counts twice, nobody idles, priorities hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from src.core.types import Lease, Member, PolicyVersion, RequestKey, RequestKind, SampleResult, SampleSpec
+from src.spot import messages as m
+from src.spot.scheduler import Scheduler
+from tests.spot.fakes import SPEC, requests
+
+ATTEMPTS = 2
+SPECS = (SPEC, SampleSpec(steps=4, stochastic_steps=(0, 1)))
+FRESH = (RequestKind.ROLLOUT, RequestKind.EVAL, RequestKind.AUDIT)
+RESERVED = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random events against a naive model, which is a list of what is open and who holds it."""
+
+    @initialize()
+    def start(self) -> None:
+        self.scheduler = Scheduler(lease_s=30, heartbeat_timeout_s=10, max_attempts=ATTEMPTS, keep_versions=2)
+        self.now_s = 0.0
+        self.seeds = 0
+        self.lives = 0
+        self.version = PolicyVersion(0, 0)
+        self.newest: list[PolicyVersion] = []
+        self.workers: dict[str, frozenset[RequestKind]] = {}
+        self.gone: list[str] = []
+        self.waiting: set[str] = set()
+        self.pending: set[RequestKey] = set()
+        self.held: dict[RequestKey, int] = {}
+        self.done: set[RequestKey] = set()
+        self.closed: list[RequestKey] = []
+        self.attempts: Counter[RequestKey] = Counter()
+        self.leases: dict[int, tuple[str, Lease]] = {}
+        self.history: list[tuple[str, Lease]] = []
+        self.retired: set[PolicyVersion] = set()
+        self.publish()
+
+    # What happens
+
+    @rule(batch_size=st.integers(1, 4), kinds=st.sampled_from([m.EVERY_KIND, RESERVED]))
+    def join(self, batch_size: int, kinds: frozenset[RequestKind]) -> None:
+        member = Member("node", self.lives)
+        self.lives += 1
+        self.workers[member.name] = kinds
+        self.tell(m.Join(member, batch_size, kinds, watched=kinds is not RESERVED))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.tell(m.Leave(data.draw(st.sampled_from(sorted(self.workers))), "killed"))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def pull(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.workers)))
+        self.waiting.add(worker)
+        self.tell(m.Pull(worker))
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def pull_of_the_dead(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(self.gone))
+        assert self.scheduler.handle(self.now_s, m.Pull(worker)) == [m.Dismiss(worker)]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.waiting.remove(worker)
+        self.tell(m.Withdraw(worker))
+
+    @rule(
+        kind=st.sampled_from(RequestKind),
+        count=st.integers(1, 9),
+        spec=st.sampled_from(SPECS),
+        data=st.data(),
+    )
+    def submit(self, kind: RequestKind, count: int, spec: SampleSpec, data: st.DataObject) -> None:
+        policies = self.newest[-2:] if kind is RequestKind.EXPLORE else self.newest[-1:]
+        policy = data.draw(st.sampled_from(policies))
+        made = requests(kind, count, policy=policy, first=self.seeds, spec=spec)
+        self.seeds += count
+        self.pending |= {request.key for request in made}
+        self.tell(m.Submit(made))
+
+    @precondition(lambda self: not any(key.kind in FRESH for key in {*self.pending, *self.held}))
+    @rule()
+    def publish(self) -> None:
+        self.newest.append(self.version)
+        self.tell(m.Publish(self.version, str(self.version)))
+        self.version = PolicyVersion(0, self.version.iteration + 1)
+
+    @precondition(lambda self: self.history)
+    @rule(data=st.data(), error=st.booleans(), wrong=st.booleans(), recent=st.booleans())
+    def push(self, data: st.DataObject, error: bool, wrong: bool, recent: bool) -> None:
+        """Results of a lease, current or long over, of all or some of its requests, good or bad."""
+        worker, lease = self.history[-1] if recent else data.draw(st.sampled_from(self.history))
+        count = data.draw(st.integers(0, len(lease.requests)))
+        self.tell(
+            m.Results(
+                worker,
+                lease.id,
+                [
+                    SampleResult(
+                        request.key,
+                        worker,
+                        "wrong" if wrong else str(request.key.policy),
+                        error="it failed" if error else None,
+                    )
+                    for request in lease.requests[:count]
+                ],
+            )
+        )
+
+    @precondition(lambda self: self.pending or self.held or self.done)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        open_keys = sorted({*self.pending, *self.held, *self.done}, key=lambda key: key.seed)
+        keys = data.draw(st.lists(st.sampled_from(open_keys), unique=True, max_size=12))
+        for key in keys:
+            self.pending.discard(key)
+            self.held.pop(key, None)
+            self.done.discard(key)
+        self.closed += keys
+        forgotten = self.tell(m.Close(keys))
+        assert sum(f.accepted + f.dropped for f in forgotten if isinstance(f, m.Forget)) == len(keys)
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 11.0, 31.0]), data=st.data())
+    def time_passes(self, seconds: float, data: st.DataObject) -> None:
+        self.now_s += seconds
+        for worker in sorted(self.workers):
+            if data.draw(st.booleans()):
+                self.tell(m.Heartbeat(worker))
+        self.tell(m.Tick())
+
+    # What must follow
+
+    def tell(self, event: m.Event) -> list[m.Action]:
+        actions = self.scheduler.handle(self.now_s, event)
+        for action in actions:
+            match action:
+                case m.Grant(worker, lease):
+                    self.granted(worker, lease)
+                case m.Accept(result):
+                    assert result.error is None
+                    assert result.weights_checksum == str(result.key.policy)
+                    self.settle(result.key)
+                case m.Fail(key, attempts, _):
+                    assert attempts == self.attempts[key] == ATTEMPTS
+                    self.held.pop(key, None)
+                    self.settle(key)
+                case m.Finish(_, lease) | m.Revoke(_, lease):
+                    self.end(lease.id)
+                case m.Lose(worker):
+                    del self.workers[worker]
+                    self.waiting.discard(worker)
+                    self.gone.append(worker)
+                case m.Retire(version):
+                    assert version not in self.newest[-2:]
+                    self.retired.add(version)
+        return actions
+
+    def granted(self, worker: str, lease: Lease) -> None:
+        keys = [request.key for request in lease.requests]
+        assert worker in self.waiting
+        assert set(keys) <= self.pending
+        assert len({(key.kind, key.policy) for key in keys}) == 1
+        assert len({request.spec for request in lease.requests}) == 1
+        assert lease.kind in self.workers[worker]
+        urgent = [key for key in self.pending if key.kind < lease.kind and key.kind in self.workers[worker]]
+        assert not urgent, "something more urgent was passed over"
+        assert lease.kind is RequestKind.EXPLORE or lease.policy == self.newest[-1]
+        self.waiting.remove(worker)
+        for key in keys:
+            self.pending.remove(key)
+            self.held[key] = lease.id
+            self.attempts[key] += 1
+            assert self.attempts[key] <= ATTEMPTS
+        self.leases[lease.id] = (worker, lease)
+        self.history.append((worker, lease))
+
+    def settle(self, key: RequestKey) -> None:
+        assert key in self.pending or key in self.held or self.attempts[key] == ATTEMPTS
+        assert key not in self.done, "it counted twice"
+        assert key not in self.closed, "it counted after it was closed"
+        self.pending.discard(key)
+        self.held.pop(key, None)
+        self.done.add(key)
+
+    def end(self, lease: int) -> None:
+        """What the lease still held is pending again, unless it has failed for good."""
+        if lease in self.leases:
+            del self.leases[lease]
+            for key in [key for key, holder in self.held.items() if holder == lease]:
+                del self.held[key]
+                if self.attempts[key] < ATTEMPTS:
+                    self.pending.add(key)
+
+    @invariant()
+    def nobody_idles(self) -> None:
+        for worker in self.waiting:
+            assert not any(key.kind in self.workers[worker] for key in self.pending)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        assert self.scheduler.unfinished == len(self.pending) + len(self.held)
+        assert not {key.policy for key in self.pending} & self.retired
+        assert not {lease.policy for _, lease in self.leases.values()} & self.retired
+
+    def teardown(self) -> None:
+        """One good worker brings whatever is left to its end."""
+        for worker in sorted(self.workers):
+            self.tell(m.Leave(worker, "killed"))
+        self.join(4, m.EVERY_KIND)
+        worker = next(iter(self.workers))
+        while self.pending:
+            self.waiting.add(worker)
+            (grant,) = self.tell(m.Pull(worker))
+            results = [SampleResult(r.key, worker, str(r.key.policy)) for r in grant.lease.requests]
+            self.tell(m.Results(worker, grant.lease.id, results))
+        assert self.scheduler.unfinished == 0
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+test_any_order_of_events = SchedulerMachine.TestCase
