@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -16,11 +17,10 @@ from typing import Any
 import yaml
 
 from src.app import checkpoint
-from src.app.build import build_callbacks, build_data, build_module, build_rank_engine, build_trainer
+from src.app.build import build_rank_engine, build_training
 from src.app.checkpoint import CheckpointError
 from src.app.config import Config, ConfigError
-from src.app.processes import BAD_INPUT, die_with_parent
-from src.rl.module import RunIdentity
+from src.app.processes import BAD_INPUT, DONE, die_with_parent
 from src.spot.client import RayCluster
 
 
@@ -28,15 +28,12 @@ def main(folder: Path) -> None:
     """Trains until the last iteration, or until the user asks to stop."""
     die_with_parent()
     config: Config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    adapter, sampler, engine = build_rank_engine(config)
-    base = adapter.checksum()
+    sampler, engine = build_rank_engine(config)
     start: dict[str, Any] = json.loads(sys.stdin.readline())
     resume = checkpoint.load(Path(start["resume"])) if start["resume"] else None
     cluster = RayCluster.connect(start["address"], engine=engine)
-    identity = RunIdentity(run=cluster.run, seed=config["seed"], incarnation=cluster.incarnation)
-    module = build_module(config, identity, cluster, sampler, engine)
-    trainer = build_trainer(config, build_callbacks(config, folder, base, resume))
-    trainer.fit(module, build_data(config, first=resume.state["iteration"] if resume else 0))
+    trainer, module, data = build_training(config, folder, cluster, sampler, engine, resume)
+    trainer.fit(module, data)
 
 
 if __name__ == "__main__":
@@ -47,3 +44,5 @@ if __name__ == "__main__":
     except (ConfigError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
+    sys.stderr.flush()
+    os._exit(DONE)  # all is said and saved; taking torch, diffusers and Ray apart would cost seconds

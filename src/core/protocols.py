@@ -42,6 +42,11 @@ class Engine(Protocol):
 class Cluster(Protocol):
     """What a training rank sees of everybody else: the coordinator, and through it the spot workers."""
 
+    run: str
+    """Name of the run."""
+    incarnation: int
+    """How often it was started before."""
+
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
         """Makes weights available to the workers as `version`.
 

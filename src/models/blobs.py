@@ -1,4 +1,4 @@
-"""Tensors on the wire: `Blob` <-> torch, bit-exact for every dtype (bfloat16 has no NumPy type, so it goes as int16)."""
+"""Tensors on the wire: `Blob` <-> torch, bit-exact (bfloat16 has no NumPy type, so it goes as int16)."""
 
 from __future__ import annotations
 
