@@ -23,7 +23,7 @@ STORED_PX = 384
 """Larger pictures are scaled down to this edge before they are put into the page."""
 
 EXCERPT = ("seed", "model", "data", "reward", "algo", "explore", "trainer", "cluster")
-"""Config sections whose scalars are listed; the whole file follows folded."""
+"""Config sections whose scalars are listed, but for Hydra's `_target_`s; the whole file follows folded."""
 
 
 def page(run: Run) -> str:
@@ -134,7 +134,7 @@ def _images(pictures: Sequence[Picture]) -> str:
     shown = sorted(before.keys() & after.keys())[:SHOWN_PAIRS]
     cards = "".join(_pair(before[index], after[index]) for index in shown)
     note = (
-        f"Left before training, right after {last} iterations; equal prompt and seed, "
+        f"Each pair: before training, then after {last} iterations, with equal prompt and seed; "
         f"the first {len(shown)} of {len(before)} held-out images, not chosen. Numbers are rewards."
     )
     return _section("Before and after", f'<p class="note">{note}</p><ul class="pairs">{cards}</ul>')
@@ -146,7 +146,16 @@ def _pair(before: Picture, after: Picture) -> str:
         f"<div>{_image(before, 'before')}<span>{before.reward:.2f}</span></div>"
         f'<div>{_image(after, "after")}<span class="{better}">{after.reward:.2f}</span></div>'
     )
-    return f'<li><div class="pair">{sides}</div><p>{escape(before.prompt)}</p></li>'
+    shape = "pair stacked" if _is_wide(before.path) else "pair"
+    return f'<li><div class="{shape}">{sides}</div><p>{escape(before.prompt)}</p></li>'
+
+
+def _is_wide(path: Path) -> bool:
+    try:
+        with Image.open(path) as image:
+            return image.width > 1.5 * image.height
+    except (OSError, UnidentifiedImageError):
+        return False
 
 
 def _image(picture: Picture, when: str) -> str:
@@ -243,6 +252,8 @@ def _value(value: object) -> str:
 def _config(config: str) -> str:
     if not config:
         return ""
-    chosen = [pair for pair in flatten(config).items() if pair[0].split(".")[0] in EXCERPT]
+    chosen = [
+        pair for pair in flatten(config).items() if pair[0].split(".")[0] in EXCERPT and not pair[0].endswith("_")
+    ]
     whole = f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"
     return _section("Configuration", _values(chosen) + whole)

@@ -37,8 +37,10 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     >>> ticks(0.12, 0.58, 4)
     [0.0, 0.2, 0.4, 0.6]
     """
-    least = FLAT * max(abs(low), abs(high)) or 1.0
-    if high - low < least:
+    least = FLAT * max(abs(low), abs(high))
+    if least == 0:
+        high = 1.0
+    elif high - low < least:
         low, high = (low + high - least) / 2, (low + high + least) / 2
     rough = (high - low) / max(count - 1, 1)
     exponent = math.floor(math.log10(rough))

@@ -129,7 +129,7 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
         (0, 24, [0, 10, 20, 30]),
         (-1, 1, [-1, 0, 1]),
         (3, 3, [2.98, 2.99, 3.0, 3.01, 3.02]),
-        (0, 0, [-0.5, 0, 0.5]),
+        (0, 0, [0, 0.5, 1]),
     ],
 )
 def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
