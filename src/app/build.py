@@ -14,7 +14,7 @@ from src.app.config import CHECKPOINTS, Config, build, geometry, task
 from src.app.engine import RolloutEngine
 from src.core.protocols import Cluster
 from src.core.types import SampleSpec
-from src.models.adapter import DiTAdapter
+from src.models.adapter import state_checksum
 from src.models.load import load_adapter
 from src.models.lora import apply_lora, reference_of
 from src.models.sampler import Sampler
@@ -64,11 +64,11 @@ def build_worker_engine(config: Config) -> RolloutEngine:
     return build_engine(config, build_sampler(config, device=cluster["device"], threads=cluster["threads"]))
 
 
-def build_rank_engine(config: Config) -> tuple[DiTAdapter, Sampler, RolloutEngine]:
+def build_rank_engine(config: Config) -> tuple[Sampler, RolloutEngine]:
     """The engine of the training rank, around the model that is trained."""
     device, threads = config["trainer"]["accelerator"], config["parallel"]["threads"]
     sampler = build_sampler(config, device=device, threads=threads)
-    return sampler.adapter, sampler, build_engine(config, sampler)
+    return sampler, build_engine(config, sampler)
 
 
 def build_module(
@@ -111,20 +111,29 @@ def build_data(config: Config, *, first: int) -> PromptData:
     )
 
 
-def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.Checkpoint | None) -> list[pl.Callback]:
-    """Exploration, evaluation, checkpoints: at the end of an iteration they run in this order."""
-    algo, callbacks, last = config["algo"], config["callbacks"], config["trainer"]["max_steps"]
-    return [
-        SpotExploration(planner=build(config["planner"], "planner"), exploration=build_exploration(config)),
-        Evaluation(
-            prompts=task(config).heldout_prompts[: config["data"]["eval_prompts"]],
-            spec=SampleSpec(steps=algo["eval_steps"], guidance_scale=algo["guidance_scale"]),
-            folder=folder / "images",
-            last=last,
-            **callbacks["evaluate"],
-        ),
-        Checkpointing(root=folder / CHECKPOINTS, last=last, base=base, resume=resume, **callbacks["checkpoint"]),
-    ]
+def build_callbacks(
+    config: Config, folder: Path, base: str, resume: checkpoint.Checkpoint | None
+) -> list[pl.Callback]:
+    """The entries of `callbacks`, in their order: it is the order in which they run at the end of an iteration.
+
+    Those of this project are given here what only the running job knows; any other Lightning callback is taken as it is.
+    """
+    algo, last = config["algo"], config["trainer"]["max_steps"]
+    known = {
+        "explore": lambda: {"planner": build(config["planner"], "planner"), "exploration": build_exploration(config)},
+        "evaluate": lambda: {
+            "prompts": task(config).heldout_prompts[: config["data"]["eval_prompts"]],
+            "spec": SampleSpec(steps=algo["eval_steps"], guidance_scale=algo["guidance_scale"]),
+            "folder": folder / "images",
+            "last": last,
+        },
+        "checkpoint": lambda: {"root": folder / CHECKPOINTS, "last": last, "base": base, "resume": resume},
+    }
+    callbacks = []
+    for name, section in config["callbacks"].items():
+        built = build(section, f"callbacks.{name}")
+        callbacks.append(built(**known[name]()) if name in known else built)
+    return callbacks
 
 
 def build_exploration(config: Config) -> Exploration:
@@ -137,18 +146,29 @@ def build_exploration(config: Config) -> Exploration:
     return Race()
 
 
+def build_training(
+    config: Config,
+    folder: Path,
+    cluster: Cluster,
+    sampler: Sampler,
+    engine: RolloutEngine,
+    resume: checkpoint.Checkpoint | None = None,
+) -> tuple[pl.Trainer, FlowGRPO, PromptData]:
+    """Everything that trains the sampler's model, ready for `trainer.fit(module, data)`."""
+    identity = RunIdentity(run=cluster.run, seed=config["seed"], incarnation=cluster.incarnation)
+    base = state_checksum(sampler.adapter.transformer.state_dict())  # with LoRA the frozen weights too
+    module = build_module(config, identity, cluster, sampler, engine)
+    trainer = build_trainer(config, build_callbacks(config, folder, base, resume))
+    return trainer, module, build_data(config, first=resume.state["iteration"] if resume else 0)
+
+
 def build_trainer(config: Config, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
-    """Lightning's trainer. It runs until the data end: `max_steps` counts iterations, not optimizer steps."""
-    arguments = {key: value for key, value in config["trainer"].items() if key != "max_steps"}
-    return pl.Trainer(
-        **arguments,
+    """Lightning's trainer. It runs until the data end: our `max_steps` counts iterations, not optimizer steps."""
+    section = {key: value for key, value in config["trainer"].items() if key != "max_steps"}
+    trainer: pl.Trainer = build(section, "trainer")(
         strategy=build(config["parallel"]["strategy"], "parallel.strategy"),
         callbacks=list(callbacks),
         max_steps=-1,
         max_epochs=1,
-        logger=False,  # metrics go through the coordinator to the parent process
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
     )
+    return trainer
