@@ -147,7 +147,8 @@ class Checkpointing(pl.Callback):
         self._base = base
         self._resume = resume
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Before any other callback looks at the module."""
         if self._resume is not None:
             restore(cast(FlowGRPO, pl_module), trainer.optimizers[0], self._resume, base=self._base)
 
