@@ -9,7 +9,6 @@ import pytorch_lightning as pl
 import torch
 
 from src.app import checkpoint
-from src.app.callbacks import Checkpointing, Evaluation
 from src.app.config import CHECKPOINTS, Config, build, geometry, task
 from src.app.engine import RolloutEngine
 from src.core.protocols import Cluster
@@ -23,7 +22,7 @@ from src.rl.module import Audit, FlowGRPO, RunIdentity
 from src.rl.policy_gradient import PolicyGradient
 from src.rl.replay_log import ReplayLog
 from src.rl.seed_bank import SeedBank
-from src.spot.callback import Await, Exploration, Race, Replay, SpotExploration
+from src.spot.callback import Await, Exploration, Race, Replay
 
 
 def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
@@ -116,7 +115,7 @@ def build_callbacks(
 ) -> list[pl.Callback]:
     """The entries of `callbacks`, in their order: it is the order in which they run at the end of an iteration.
 
-    Those of this project are given here what only the running job knows; any other Lightning callback is taken as it is.
+    This project's own are given here what only the running job knows; any other Lightning callback is taken as it is.
     """
     algo, last = config["algo"], config["trainer"]["max_steps"]
     known = {

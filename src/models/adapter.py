@@ -173,7 +173,11 @@ class DiTAdapter(ABC):
         self._encoded.clear()
 
     def trainable_state(self) -> dict[str, torch.Tensor]:
-        """A copy on the CPU of every parameter that is trained, by name: all of them, or the LoRA adapter."""
+        """A copy on the CPU of every parameter that is trained, by name: all of them, or the LoRA adapter.
+
+        Raises:
+            ValueError: none is trained.
+        """
         own = self._trainable_parameters()
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in own.items()}
 
@@ -205,7 +209,10 @@ class DiTAdapter(ABC):
         return state_checksum(self._trainable_parameters())
 
     def _trainable_parameters(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+        trained = {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+        if not trained:  # nothing would be published or saved, and nobody would notice
+            raise ValueError("the transformer has no trainable parameter")
+        return trained
 
 
 def state_checksum(state: Mapping[str, torch.Tensor]) -> str:

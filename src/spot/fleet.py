@@ -108,15 +108,19 @@ class Fleet:
         self._spot_workers = spot_workers
         self._respawn = respawn
         self._object_store_bytes = object_store_bytes
+        self.mark = uuid.uuid4().hex
+        """What every process of the job carries in its environment (see `reaper`)."""
         self._slots: dict[Any, _Slot] = {}  # by the reference that resolves when the worker has ended
         self._ending = threading.Event()
         self._coordinator_lost = threading.Event()
         self._resources = ExitStack()
+        self.host: Any = None
+        """The coordinator's actor, once started."""
         self._watcher: threading.Thread | None = None
 
     def __enter__(self) -> Fleet:
         """Marks this process's environment and arms the reaper."""
-        mark = uuid.uuid4().hex
+        mark = self.mark
         scratch = Path(tempfile.mkdtemp(prefix="spotlight-"))
         self._scratch = scratch
         variables = session.environment(mark)
@@ -144,12 +148,12 @@ class Fleet:
         with session.environ(dict.fromkeys(names, threads)):
             address = session.start(self._scratch, object_store_bytes=self._object_store_bytes)
         host = ray.remote(Host).options(name=session.COORDINATOR, num_cpus=0, max_restarts=0)
-        self._host = host.remote(self._make_coordinator)
-        self._alive = self._host.run.remote()
-        self._losses = self._host.losses.remote()
+        self.host = host.remote(self._make_coordinator)
+        self._alive = self.host.run.remote()
+        self._losses = self.host.losses.remote()
         for slot in range(self._spot_workers):
             self._spawn(Member("local", slot))
-        call(self._host.introduce)  # so that a coordinator which cannot be made fails here
+        call(self.host.introduce)  # so that a coordinator which cannot be made fails here
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
         self._watcher.start()
         return address
@@ -157,16 +161,16 @@ class Fleet:
     def news(self, cursor: int, wait_s: float) -> News:
         """Events and metrics since `cursor`; waits at most `wait_s` seconds for some."""
         self.check()
-        news: News = call(self._host.news, cursor, wait_s)
+        news: News = call(self.host.news, cursor, wait_s)
         return news
 
     def stop(self, reason: str) -> None:
         """Asks the training ranks to finish and save."""
-        call(self._host.stop, reason)
+        call(self.host.stop, reason)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Appends one event to the run's event log."""
-        call(self._host.record, kind, fields)
+        call(self.host.record, kind, fields)
 
     def check(self) -> None:
         """Raises CoordinatorLost if the coordinator has died."""
@@ -186,7 +190,7 @@ class Fleet:
 
     def _spawn(self, member: Member, failures: int = 0) -> None:
         actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0).remote()
-        ended = actor.run.remote(member, self._make_engine, self._host, self._settings)
+        ended = actor.run.remote(member, self._make_engine, self.host, self._settings)
         self._slots[ended] = _Slot(member, actor, failures)
 
     def _watch(self) -> None:
@@ -199,7 +203,7 @@ class Fleet:
                         self._replace(self._slots.pop(reference), reference)
                     else:
                         self._kill_frozen(ray.get(reference))
-                        self._losses = self._host.losses.remote()
+                        self._losses = self.host.losses.remote()
         except (ray.exceptions.RayActorError, CoordinatorLost):
             self._coordinator_lost.set()
 
@@ -215,7 +219,7 @@ class Fleet:
         """Reports a worker that has ended and starts the next one in its place."""
         reason, error = _outcome(ended)
         member = slot.member
-        served = call(self._host.leave, member.name, reason) or slot.frozen
+        served = call(self.host.leave, member.name, reason) or slot.frozen
         ray.kill(slot.actor)
         failures = 0 if served and error is None else slot.failures + 1
         if error is not None:

@@ -57,6 +57,8 @@ def environ(variables: Mapping[str, str]) -> Iterator[None]:
 
 def start(scratch: Path, *, object_store_bytes: int) -> str:
     """Starts Ray (takes seconds) and returns its address."""
+    # Ray prints a paragraph for every process that is killed, straight to stdout. Here that is daily business.
+    ray._private.worker._worker_logs_enabled = False
     with _own_signal_handlers():
         context = ray.init(
             "local",

@@ -194,6 +194,9 @@ def test_only_what_is_trained_is_in_the_state(adapter: QwenImageAdapter) -> None
     adapter.transformer.requires_grad_(False)
     adapter.transformer.proj_out.requires_grad_(True)
     assert set(adapter.trainable_state()) == {"proj_out.weight", "proj_out.bias"}
+    adapter.transformer.requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        adapter.trainable_state()
 
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(adapter: QwenImageAdapter) -> None:

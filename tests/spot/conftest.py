@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,7 @@ HEARTBEAT_TIMEOUT_S = 2.0
 
 
 def make_coordinator(folder: Path) -> Coordinator:
-    return Coordinator(
-        run="run", folder=folder, scheduler=Scheduler(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
-    )
+    return Coordinator(run="run", folder=folder, scheduler=Scheduler(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S))
 
 
 make_engine = partial(FakeEngine, batch_size=BATCH_SIZE, lease_s=LEASE_S)
@@ -110,7 +109,5 @@ def thaw():
     stopped: list[int] = []
     yield stopped
     for pid in stopped:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass

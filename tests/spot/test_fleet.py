@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from src.core.types import RequestKind
-from tests.spot.conftest import BATCH_SIZE, HEARTBEAT_TIMEOUT_S, Run, until
+from src.spot.reaper import marked
+from tests.spot.conftest import BATCH_SIZE, Run, until
 from tests.spot.fakes import requests, reward
 
 ROLLOUT, EVAL, AUDIT, EXPLORE = RequestKind
@@ -44,7 +48,8 @@ def test_the_parent_gets_the_news(run: Run):
     run.cluster.record("evaluated", iteration=7, reward=0.5, judge=0.4, images=3)
     news = run.fleet.news(0, wait_s=5)
     assert [row["train/reward"] for row in news.metrics if row["step"] == 7] == [0.25]
-    assert news.events == list(run.events_so_far(len(news.events)))
+    assert news.events[0]["kind"] == "run_started"
+    assert news.events[-1]["kind"] == "evaluated"
     assert run.fleet.news(news.cursor, wait_s=0.1).events == []
 
 
@@ -105,24 +110,19 @@ def test_what_the_coordinator_refuses_is_an_error_at_the_caller(run: Run):
         run.cluster.submit(requests(ROLLOUT, 1, policy=policy, iteration=policy.iteration))
 
 
-def test_no_process_of_the_job_can_be_reached_from_outside(run: Run):
-    """All of Ray's servers listen on the loopback interface."""
-    mine = {os.stat(f"/proc/{pid}/fd/{fd}").st_ino for pid, fd in _sockets(run)}
-    listening = [line.split() for line in _lines("/proc/net/tcp") + _lines("/proc/net/tcp6")]
-    addresses = {row[1].split(":")[0] for row in listening if row[3] == "0A" and int(row[9]) in mine}
+def test_all_servers_of_the_job_listen_on_loopback(run: Run):
+    pids = [os.getpid(), *marked(run.fleet.mark)]
+    sockets = {target for pid in pids for target in open_files(pid)}
+    addresses = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:  # listening
+                addresses.add(local.split(":")[0])
     assert addresses == {"0100007F"}  # 127.0.0.1
 
 
-def _lines(path: str) -> list[str]:
-    with open(path) as file:
-        return file.read().splitlines()[1:]
-
-
-def _sockets(run: Run):
-    for pid in run.fleet.processes():
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            yield pid, fd
-
-
-def test_a_silent_worker_is_given_time(run: Run):
-    assert HEARTBEAT_TIMEOUT_S > 3 * 0.3
+def open_files(pid: int) -> Iterator[str]:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            yield os.readlink(link)

@@ -110,6 +110,12 @@ def test_workers_wait_in_order_of_arrival_until_there_is_work(bench):
     assert bench.submit(EVAL, 5) == ["b gets 0: EVAL 0 1 2 3", "a gets 1: EVAL 4"]
 
 
+def test_who_is_lost_while_waiting_gets_nothing(bench):
+    bench.pull("a", "b")
+    assert bench(m.Leave("a", "killed")) == ["a is gone (killed) with 0"]
+    assert bench.submit(EVAL, 5) == ["b gets 0: EVAL 0 1 2 3"]
+
+
 def test_who_withdraws_gets_nothing(bench):
     bench.pull("a", "b")
     assert bench(m.Withdraw("a")) == []

@@ -42,9 +42,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.history: list[tuple[str, Lease]] = []
         self.retired: set[PolicyVersion] = set()
         self.publish()
+        for batch_size in (1, 3, 4):
+            self.join(batch_size, RESERVED if batch_size == 1 else m.EVERY_KIND)
 
     # What happens
 
+    @precondition(lambda self: len(self.workers) < 6)
     @rule(batch_size=st.integers(1, 4), kinds=st.sampled_from([m.EVERY_KIND, RESERVED]))
     def join(self, batch_size: int, kinds: frozenset[RequestKind]) -> None:
         member = Member("node", self.lives)
@@ -57,12 +60,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         self.tell(m.Leave(data.draw(st.sampled_from(sorted(self.workers))), "killed"))
 
-    @precondition(lambda self: self.workers)
-    @rule(data=st.data())
-    def pull(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(sorted(self.workers)))
-        self.waiting.add(worker)
-        self.tell(m.Pull(worker))
+    @rule(some=st.integers(0, 3))
+    def pull(self, some: int) -> None:
+        for worker in sorted(self.workers)[some:]:
+            self.waiting.add(worker)
+            self.tell(m.Pull(worker))
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
@@ -70,7 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(self.gone))
         assert self.scheduler.handle(self.now_s, m.Pull(worker)) == [m.Dismiss(worker)]
 
-    @precondition(lambda self: self.waiting)
+    @precondition(lambda self: len(self.waiting) > 1)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.waiting)))
