@@ -39,8 +39,7 @@ report: setup ## Write RUN/report.html; RUN is the newest run folder by default.
 	$(BIN)/python -m src.report $(RUN)
 
 base: setup ## Make the shipped base weights and recognisers again.
-	$(BIN)/python train.py experiment=pretrain_text
-	$(BIN)/python train.py experiment=pretrain_shapes
+	$(BIN)/python train.py -m experiment=pretrain_text,pretrain_digits,pretrain_shapes
 
 clean: ## Remove caches; runs and the environment stay.
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
