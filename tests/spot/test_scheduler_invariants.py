@@ -106,21 +106,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Results of a lease, current or long over, of all or some of its requests, good or bad."""
         worker, lease = self.history[-1] if recent else data.draw(st.sampled_from(self.history))
         count = data.draw(st.integers(0, len(lease.requests)))
-        self.tell(
-            m.Results(
-                worker,
-                lease.id,
-                [
-                    SampleResult(
-                        request.key,
-                        worker,
-                        "wrong" if wrong else str(request.key.policy),
-                        error="it failed" if error else None,
-                    )
-                    for request in lease.requests[:count]
-                ],
-            )
-        )
+        self.tell(m.Results(worker, lease.id, results(lease, worker, wrong, error)[:count]))
+
+    @precondition(lambda self: self.history)
+    @rule(data=st.data())
+    def push_of_an_impostor(self, data: st.DataObject) -> None:
+        _, lease = data.draw(st.sampled_from(self.history))
+        actions = self.tell(m.Results("impostor", lease.id, results(lease, "impostor")))
+        assert all(isinstance(action, m.Reject) for action in actions)
 
     @precondition(lambda self: self.pending or self.held or self.done)
     @rule(data=st.data())
@@ -226,9 +219,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.pending:
             self.waiting.add(worker)
             (grant,) = self.tell(m.Pull(worker))
-            results = [SampleResult(r.key, worker, str(r.key.policy)) for r in grant.lease.requests]
-            self.tell(m.Results(worker, grant.lease.id, results))
+            self.tell(m.Results(worker, grant.lease.id, results(grant.lease, worker)))
         assert self.scheduler.unfinished == 0
+
+
+def results(lease: Lease, worker: str, wrong: bool = False, failed: bool = False) -> list[SampleResult]:
+    keys = [request.key for request in lease.requests]
+    error = "it failed" if failed else None
+    return [SampleResult(key, worker, "wrong" if wrong else str(key.policy), error=error) for key in keys]
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
