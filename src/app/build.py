@@ -11,6 +11,7 @@ import torch
 from src.app import checkpoint
 from src.app.config import CHECKPOINTS, Config, build, geometry, task
 from src.app.engine import RolloutEngine
+from src.core import seeds
 from src.core.protocols import Cluster
 from src.core.types import SampleSpec
 from src.models.adapter import state_checksum
@@ -155,6 +156,7 @@ def build_training(
 ) -> tuple[pl.Trainer, FlowGRPO, PromptData]:
     """Everything that trains the sampler's model, ready for `trainer.fit(module, data)`."""
     identity = RunIdentity(run=cluster.run, seed=config["seed"], incarnation=cluster.incarnation)
+    torch.manual_seed(seeds.derive("torch", config["seed"]))  # nothing of ours draws from it; a model's dropout would
     base = state_checksum(sampler.adapter.transformer.state_dict())  # with LoRA the frozen weights too
     module = build_module(config, identity, cluster, sampler, engine)
     trainer = build_trainer(config, build_callbacks(config, folder, base, resume))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytorch_lightning as pl
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from src.core import seeds
@@ -62,4 +63,5 @@ class PromptData(pl.LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(self._batches, batch_size=None, shuffle=False)
+        own = torch.Generator()  # a loader draws a number when it starts, which must not move the global generator
+        return DataLoader(self._batches, batch_size=None, shuffle=False, generator=own)
