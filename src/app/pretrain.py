@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -12,7 +13,8 @@ from src.app.config import build
 def run(config: DictConfig) -> float:
     """Runs the recipe in `config.pretrain`, prints its held-out scores and returns the first: the reward."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    scores: dict[str, float] = build(OmegaConf.to_container(config.pretrain, resolve=True), "pretrain")  # type: ignore[arg-type]
+    recipe = build(OmegaConf.to_container(config.pretrain, resolve=True), "pretrain")  # type: ignore[arg-type]
+    scores: dict[str, float] = recipe(assets=Path(config.paths.assets_dir))
     for name, score in scores.items():
         print(f"{name:16} {score:.3f}")
     return next(iter(scores.values()))
