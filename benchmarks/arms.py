@@ -1,0 +1,152 @@
+"""The arms of the selection study: one training loop, and what is exchanged around it to choose seeds otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pytorch_lightning as pl
+
+from benchmarks.job import Job
+from src.app.engine import RolloutEngine
+from src.core.protocols import Engine
+from src.core.types import Batch, RequestKey, RequestKind, SampleRequest, SampleResult, WorkReport
+from src.rl.module import FlowGRPO
+from src.spot.callback import explore_requests, explored_by_instance
+from src.spot.coordinator import Coordinator
+from src.spot.inline import InlineCluster
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to choose the G seeds per prompt that are trained on.
+
+    Args:
+        candidates: N / G, explored seeds per trained one; 0 explores nothing.
+        learning_rate: each family of arms has its own best one, found with `--lr` (docs/selection.md).
+        explore: the callback that drives exploration.
+        spot_engine: what the explorer's engine is turned into.
+        cluster_of: who answers the trainer.
+    """
+
+    name: str
+    candidates: int
+    learning_rate: float
+    explore: Callable[[Job], pl.Callback] = lambda job: job.exploration
+    spot_engine: Callable[[RolloutEngine], Engine] = lambda engine: engine
+    cluster_of: type[InlineCluster] = InlineCluster
+
+
+class FreshExploration(pl.Callback):
+    """Explores a batch with the very weights that roll it out: what exploration would give if it cost no time."""
+
+    def __init__(self, *, seeds_per_prompt: int) -> None:
+        self._seeds_per_prompt = seeds_per_prompt
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        module, batch = cast(FlowGRPO, pl_module), cast(Batch, batch)
+        module.publish()
+        ahead = Batch(iteration=batch.iteration - 1, prompts=(), next_prompts=batch.prompts)
+        requests = explore_requests(module, ahead, [self._seeds_per_prompt] * len(batch.prompts))
+        module.cluster.submit(requests)
+        explored = explored_by_instance(module.cluster.close(requests, wait_s=math.inf))
+        module.seed_bank.forget_before(batch.iteration)
+        module.seed_bank.offer(batch.iteration, explored, module.policy)
+
+
+class _Exploring:
+    """An engine that is asked to explore in another way, and does all else as it is."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self.load_weights = engine.load_weights
+
+    @property
+    def fingerprint(self) -> str:
+        return self._engine.fingerprint
+
+    @property
+    def batch_size(self) -> int:
+        return self._engine.batch_size
+
+    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
+        exploring = requests[0].key.kind is RequestKind.EXPLORE
+        asked = [self.instead(request) for request in requests] if exploring else requests
+        results, report = self._engine.serve(asked, worker)
+        answered = zip(results, requests, strict=True)
+        return [replace(result, key=request.key) for result, request in answered], report
+
+    def instead(self, request: SampleRequest) -> SampleRequest:
+        """What is made for an EXPLORE request."""
+        raise NotImplementedError
+
+
+class OdeExploring(_Exploring):
+    """Explores without step noise: a seed is then its initial latents alone."""
+
+    def instead(self, request: SampleRequest) -> SampleRequest:
+        return replace(request, spec=replace(request.spec, stochastic_steps=()))
+
+
+class TrajectoryExploring(_Exploring):
+    """Explores with trajectories, as rollouts have them."""
+
+    def instead(self, request: SampleRequest) -> SampleRequest:
+        return replace(request, key=replace(request.key, kind=RequestKind.ROLLOUT))
+
+
+class ReusingCluster(InlineCluster):
+    """Trains on the explored samples themselves, stale log-probabilities included; nothing is generated again."""
+
+    def __init__(self, *, coordinator: Coordinator, engine: Engine, spot_engines: Sequence[Engine]) -> None:
+        super().__init__(coordinator=coordinator, engine=engine, spot_engines=spot_engines)
+        self._explored: dict[tuple[int, int, int], SampleResult] = {}
+
+    def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
+        results = super().close(requests, wait_s=wait_s)
+        explored = [result for result in results if result.key.kind is RequestKind.EXPLORE]
+        if explored:
+            self._explored = {_sample(result.key): result for result in explored}
+        return results
+
+    def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        missing = [request for request in requests if not self._known(request)]
+        made = iter(super().collect(missing)) if missing else iter(())
+        return [self._explored[_sample(r.key)] if self._known(r) else next(made) for r in requests]
+
+    def _known(self, request: SampleRequest) -> bool:
+        return request.key.kind is RequestKind.ROLLOUT and _sample(request.key) in self._explored
+
+
+def _sample(key: RequestKey) -> tuple[int, int, int]:
+    return key.iteration, key.instance, key.seed
+
+
+def _fresh(job: Job) -> FreshExploration:
+    return FreshExploration(seeds_per_prompt=job.config["planner"]["seeds_per_prompt"])
+
+
+RANDOM_RATE, SELECTED_RATE = 3e-4, 6e-4
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("random", 0, RANDOM_RATE),
+        Arm("fresh_2g", 2, SELECTED_RATE, explore=_fresh),
+        Arm("fresh_4g", 4, SELECTED_RATE, explore=_fresh),
+        Arm("stale_2g", 2, SELECTED_RATE),
+        Arm("stale_4g", 4, SELECTED_RATE),
+        Arm(
+            "stale_4g_not_regenerated",
+            4,
+            SELECTED_RATE,
+            spot_engine=TrajectoryExploring,
+            cluster_of=ReusingCluster,
+        ),
+        Arm("stale_4g_ode_ranked", 4, RANDOM_RATE, spot_engine=OdeExploring),
+    )
+}

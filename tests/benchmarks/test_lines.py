@@ -1,0 +1,67 @@
+"""Each benchmark prints one JSON line on standard output, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.output import deviation, machine, print_figures
+
+ROOT = Path(__file__).parents[2]
+
+
+def line_of(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_the_line_holds_name_figures_and_machine_and_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_figures("some", {"speed_ratio": float("nan"), "rows": [{"mean": 1 / 3}]})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "name": "some",
+        "speed_ratio": None,
+        "rows": [{"mean": 0.333333}],
+        "machine": machine(),
+    }
+    assert deviation([1.0, 3.0]) == pytest.approx(2**0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_iteration_compares_two_loops_that_compute_the_same() -> None:
+    found = line_of("benchmarks.iteration", "--quick")
+    assert found["name"] == "iteration"
+    assert found["plain_over_spotlight_ratio"] > 0
+    assert found["gradient_relative_error"] < 1e-3
+    assert found["rewards_different_share"] == 0
+    assert {"publish", "rollout", "score", "exchange", "train", "iteration"} == found["spotlight_s"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_selection_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    arguments = ("benchmarks.selection", "--quick", "--out", str(tmp_path))
+    line_of(*arguments, "--arms", "random", "stale_4g")
+    partly = (tmp_path / "results.jsonl").read_text("utf-8")
+    found = line_of(*arguments)
+    assert (tmp_path / "results.jsonl").read_text("utf-8").startswith(partly)
+    assert len((tmp_path / "results.jsonl").read_text("utf-8").splitlines()) == 14
+    assert found["seeds"] == 2
+    assert len(found["curves"]) == 7
+    assert all(len(curve) == 3 for curve in found["curves"].values())
+    assert {"spearman_stale", "variance_share_stale", "variance_share_random"} <= found["ranking"].keys()
+    starts = [curve[0]["reward"]["mean"] for curve in found["curves"].values()]
+    assert len(set(starts)) == 1  # the same model on the same held-out prompts
