@@ -14,7 +14,7 @@ from src.tasks.shapes import ShapesTask
 from src.tasks.text import TextTask, digits_task
 
 
-def text(assets: Path) -> dict[str, float]:
+def text(assets: str | Path) -> dict[str, float]:
     """tiny_text, recogniser_text, judge_text: four minutes of one core."""
     return pretrain_text(
         task=TextTask(),
@@ -23,11 +23,11 @@ def text(assets: Path) -> dict[str, float]:
             partial(RecurrentRecogniser, channels=48, hidden=64), patchy_and_speckled, steps=2500, seed=2
         ),
         base=BaseRecipe(steps=600),
-        assets=assets,
+        assets=Path(assets),
     )
 
 
-def digits(assets: Path) -> dict[str, float]:
+def digits(assets: str | Path) -> dict[str, float]:
     """tiny_digits, recogniser_digits, judge_digits: for tests; a minute of one core."""
     return pretrain_text(
         task=digits_task(),
@@ -36,10 +36,10 @@ def digits(assets: Path) -> dict[str, float]:
             partial(RecurrentRecogniser, channels=24, hidden=32), patchy_and_speckled, steps=1500, seed=2
         ),
         base=BaseRecipe(steps=800, heads=2),
-        assets=assets,
+        assets=Path(assets),
     )
 
 
-def shapes(assets: Path) -> dict[str, float]:
+def shapes(assets: str | Path) -> dict[str, float]:
     """tiny_shapes: half a minute of one core."""
-    return pretrain_shapes(task=ShapesTask(), base=BaseRecipe(steps=200), assets=assets)
+    return pretrain_shapes(task=ShapesTask(), base=BaseRecipe(steps=200), assets=Path(assets))
