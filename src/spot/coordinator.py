@@ -11,6 +11,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from src.core.types import (
     WorkReport,
 )
 from src.spot import messages as m
+from src.spot import weights
 from src.spot.scheduler import Scheduler
 
 EVENTS_FILE = "events.jsonl"
@@ -137,6 +139,7 @@ class Coordinator:
             iteration=iteration,
             start_wall_s=wall_s(),
         )
+        weights.remove(self._weights_root, weights.versions(self._weights_root))  # of an earlier life
         self.resume(iteration)
 
     def introduce(self) -> Introduction:
@@ -264,7 +267,7 @@ class Coordinator:
     def news(self, cursor: int) -> News:
         """Events and metrics that were logged since `cursor` (0 at first)."""
         fresh = min(self._told - cursor, len(self._news))
-        rows = [self._news[index] for index in range(len(self._news) - fresh, len(self._news))]
+        rows = list(islice(self._news, len(self._news) - fresh, None))
         return News(
             self._told,
             [row for feed, row in rows if feed == "event"],

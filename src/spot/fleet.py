@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from src.spot import session
 from src.spot.client import RayTransport, call
 from src.spot.coordinator import Coordinator, CoordinatorLost, Lost, News
 from src.spot.host import Host
-from src.spot.reaper import MARK_VARIABLE
 from src.spot.session import ray
 from src.spot.worker import Worker, give_way
 
@@ -108,28 +106,25 @@ class Fleet:
         self._spot_workers = spot_workers
         self._respawn = respawn
         self._object_store_bytes = object_store_bytes
-        self.mark = uuid.uuid4().hex
-        """What every process of the job carries in its environment (see `reaper`)."""
         self._slots: dict[Any, _Slot] = {}  # by the reference that resolves when the worker has ended
         self._ending = threading.Event()
         self._coordinator_lost = threading.Event()
         self._resources = ExitStack()
         self.host: Any = None
         """The coordinator's actor, once started."""
+        self.scratch = Path()
+        """The job's own folder; its name marks the job's processes (see `reaper`)."""
         self._watcher: threading.Thread | None = None
 
     def __enter__(self) -> Fleet:
-        """Marks this process's environment and arms the reaper."""
-        mark = self.mark
-        scratch = Path(tempfile.mkdtemp(prefix="spotlight-"))
-        self._scratch = scratch
-        variables = session.environment(mark)
-        unmarked = {**os.environ, "PYTHONPATH": variables["PYTHONPATH"]}
-        unmarked.pop(MARK_VARIABLE, None)
+        """Lets what is started from now on belong to the job, and arms the reaper."""
+        self.scratch = Path(tempfile.mkdtemp(prefix="spotlight-")).resolve()
+        variables = session.environment(self.scratch)
+        outside = {**os.environ, "PYTHONPATH": variables["PYTHONPATH"]}
         self._reaper = subprocess.Popen(
-            [sys.executable, "-m", "src.spot.reaper", mark, str(scratch)],
+            [sys.executable, "-m", "src.spot.reaper", str(self.scratch)],
             stdin=subprocess.PIPE,
-            env=unmarked,
+            env=outside,
             start_new_session=True,
         )
         self._resources.enter_context(session.environ(variables))
@@ -146,7 +141,7 @@ class Fleet:
         threads = str(self._settings.threads)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         with session.environ(dict.fromkeys(names, threads)):
-            address = session.start(self._scratch, object_store_bytes=self._object_store_bytes)
+            address = session.start(self.scratch, object_store_bytes=self._object_store_bytes)
         host = ray.remote(Host).options(name=session.COORDINATOR, num_cpus=0, max_restarts=0)
         self.host = host.remote(self._make_coordinator)
         self._alive = self.host.run.remote()

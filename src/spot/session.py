@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from src.spot.reaper import MARK_VARIABLE
+from src.spot.reaper import JOB_VARIABLE
 
 # Ray reads these when it is imported. The second one's name tells where it is on by default; on Linux too it
 # makes all servers listen on 127.0.0.1 only, which no argument of ray.init does. Whoever needs ray imports it
@@ -30,11 +30,11 @@ COORDINATOR = "coordinator"
 _REPOSITORY = Path(__file__).parents[2]
 
 
-def environment(mark: str) -> dict[str, str]:
+def environment(scratch: Path) -> dict[str, str]:
     """What every process of the job finds in its environment."""
     paths = [str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        MARK_VARIABLE: mark,
+        JOB_VARIABLE: str(scratch),
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }
@@ -59,7 +59,7 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
     """Starts Ray (takes seconds) and returns its address."""
     # Ray prints a paragraph for every process that is killed, straight to stdout. Here that is daily business.
     ray._private.worker._worker_logs_enabled = False
-    with _own_signal_handlers():
+    with _own_sigterm_handler():
         context = ray.init(
             "local",
             num_cpus=1,  # our actors take no share of a CPU; for each, Ray would start an idle process
@@ -79,15 +79,14 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
 
 def connect(address: str) -> Any:
     """Connects a training rank to the job's Ray and returns the coordinator's actor."""
-    with _own_signal_handlers():
+    with _own_sigterm_handler():
         ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     return ray.get_actor(COORDINATOR)
 
 
 @contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Keeps this process's handlers: Ray replaces that of SIGTERM, which is ours."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def _own_sigterm_handler() -> Iterator[None]:
+    """Keeps this process's handler, which Ray would replace."""
+    kept = signal.getsignal(signal.SIGTERM)
     yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    signal.signal(signal.SIGTERM, kept)

@@ -1,6 +1,6 @@
-"""A small job as a program: `python -m tests.spot.job FOLDER SPOT_WORKERS`. Parent, training rank, fleet.
+"""A small job as a program: `python -m tests.spot.job FOLDER ENGINE`. Parent, training rank, two spot workers.
 
-The parent prints one line `ready MARK RANK_PID`, then what it sees; it ends when the rank has trained, or with code 1
+The parent prints one line `ready SCRATCH`, then what it sees; it ends when the rank has trained, or with code 1
 when the coordinator is lost. The rank is started with `rank FOLDER` instead, and told the address of Ray.
 """
 
@@ -38,12 +38,20 @@ def rank() -> None:
         cluster.close(explores, wait_s=0.0)
 
 
-def parent(folder: Path, spot_workers: int) -> int:
-    fleet = Fleet(coordinator=partial(make_coordinator, folder), engine=make_engine, spot_workers=spot_workers)
+def broken_engine() -> None:
+    raise RuntimeError("no such model")
+
+
+ENGINES = {"working": make_engine, "broken": broken_engine}
+"""Of the spot workers; the rank's always works."""
+
+
+def parent(folder: Path, engine: str) -> int:
+    fleet = Fleet(coordinator=partial(make_coordinator, folder), engine=ENGINES[engine], spot_workers=2)
     with fleet:
-        child = subprocess.Popen([sys.executable, "-m", __spec__.name, "rank"], stdin=subprocess.PIPE, text=True)
+        child = subprocess.Popen([sys.executable, "-m", "tests.spot.job", "rank"], stdin=subprocess.PIPE, text=True)
         print(fleet.start(), file=child.stdin, flush=True)
-        print("ready", fleet.mark, child.pid, flush=True)
+        print("ready", fleet.scratch, flush=True)
         try:
             cursor = 0
             while child.poll() is None:
@@ -58,4 +66,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "rank":
         rank()
     else:
-        sys.exit(parent(Path(sys.argv[1]), int(sys.argv[2])))
+        sys.exit(parent(Path(sys.argv[1]), sys.argv[2]))

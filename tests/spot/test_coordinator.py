@@ -9,9 +9,10 @@ import pytest
 
 from src.core.events import read_jsonl
 from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
+from src.spot import weights
 from src.spot.coordinator import Coordinator, Joined
 from src.spot.scheduler import Scheduler
-from tests.spot.fakes import requests
+from tests.spot.fakes import requests, saves
 
 V0 = PolicyVersion(0, 0)
 REPORT = WorkReport(denoise_s=0.5, decode_s=0.25, score_s=0.125, steps=8)
@@ -222,6 +223,12 @@ def test_a_restarted_run_goes_on_in_its_logs(tmp_path, clock, coordinator):
     ]
     with start(tmp_path, clock) as third:
         assert third.introduce().incarnation == 2
+
+
+def test_a_restarted_run_deletes_the_weights_of_its_earlier_life(tmp_path, clock, coordinator):
+    weights.publish(tmp_path / "weights", V0, saves("abc"))
+    with start(tmp_path, clock) as second:
+        assert weights.versions(second.introduce().weights_root) == []
 
 
 def test_news_is_read_from_a_cursor(coordinator):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from src.core.types import RequestKind
-from src.spot.reaper import marked
+from src.spot.reaper import members
 from tests.spot.conftest import BATCH_SIZE, Run, until
 from tests.spot.fakes import requests, reward
 
@@ -111,7 +111,7 @@ def test_what_the_coordinator_refuses_is_an_error_at_the_caller(run: Run):
 
 
 def test_all_servers_of_the_job_listen_on_loopback(run: Run):
-    pids = [os.getpid(), *marked(run.fleet.mark)]
+    pids = [os.getpid(), *members(run.fleet.scratch)]
     sockets = {target for pid in pids for target in open_files(pid)}
     addresses = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
