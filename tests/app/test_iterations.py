@@ -1,0 +1,214 @@
+"""The options of the algorithm, each in a run of a few iterations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from src.core.types import RequestKind, SampleRequest
+from src.models.blobs import from_blob, to_blob
+from tests.app.runs import Run
+
+CHUNKS = "algo.micro_batch=5"
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_steps_count_iterations_and_not_optimizer_updates(inline, updates):
+    run = inline("trainer.max_steps=3", f"algo.updates={updates}", "algo.warmup_updates=0")
+    assert [row["step"] for row in run.metrics if "train/reward" in row] == [1, 2, 3]
+    assert [row["step"] for row in run.metrics if "eval/reward" in row] == [0, 1, 2, 3]
+    assert run.metric("train/updates") == [updates] * 3
+    assert run.checkpoint.state["iteration"] == 3
+    (steps,) = {float(value) for name, value in run.checkpoint.tensors["optimizer"].items() if "step/" in name}
+    assert steps == 3 * updates
+
+
+def test_a_run_learns_something(plain: Run, inline):
+    one = inline("trainer.max_steps=1")
+    assert any(not one.policy[name].equal(plain.policy[name]) for name in one.policy)
+    assert all(norm > 0 for norm in plain.metric("train/grad_norm"))
+
+
+def test_the_ratio_before_the_first_update_is_one(plain: Run):
+    assert plain.metric("train/ratio_first") == pytest.approx([1.0] * 4, abs=1e-6)
+    assert plain.metric("train/ratio_rollout") == [1.0] * 4
+    assert plain.metric("train/recomputed") == [0.0] * 4
+    assert max(plain.metric("train/ratio")) != 1.0
+
+
+def test_micro_batches_change_no_gradient(inline, plain: Run):
+    run = inline("trainer.max_steps=4", CHUNKS)
+    assert run.metric("train/grad_norm")[0] == pytest.approx(plain.metric("train/grad_norm")[0], rel=1e-4)
+
+
+# ---------------------------------------------------------------- old log-probabilities
+
+
+class Foreign:
+    """An engine of other arithmetic, whose log-probabilities are off by 0.1."""
+
+    fingerprint = "foreign"
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+        self.batch_size = engine.batch_size
+        self.load_weights = engine.load_weights
+
+    def serve(self, requests, worker):
+        results, report = self._engine.serve(requests, worker)
+        return [self._foreign(result) for result in results], report
+
+    def _foreign(self, result):
+        if result.trajectory is None:
+            return result
+        log_probs_S = to_blob(from_blob(result.trajectory.log_probs_S) + 0.1)
+        trajectory = replace(result.trajectory, log_probs_S=log_probs_S, fingerprint="foreign")
+        return replace(result, trajectory=trajectory)
+
+
+def test_foreign_log_probs_are_recomputed(inline, plain: Run):
+    run = inline("trainer.max_steps=4", "algo.old_logprob=auto", trainer_engine=Foreign)
+    assert run.metric("train/recomputed") == [12.0] * 4
+    assert run.metric("train/ratio_rollout") == pytest.approx([np.exp(-0.1)] * 4, rel=1e-5)
+    assert run.metric("train/ratio_first") == pytest.approx([1.0] * 4, abs=1e-6)
+    assert run.metric("train/reward")[0] == plain.metric("train/reward")[0]
+
+
+def test_rollout_trusts_all_log_probs(inline):
+    run = inline("algo.old_logprob=rollout", trainer_engine=Foreign)
+    assert run.metric("train/recomputed") == [0.0] * 2
+    assert run.metric("train/ratio_rollout") == [1.0] * 2
+    assert run.metric("train/ratio_first") == pytest.approx([np.exp(-0.1)] * 2, rel=1e-5)
+
+
+def test_recompute_trusts_none(inline):
+    run = inline("algo.old_logprob=recompute")
+    assert run.metric("train/recomputed") == [12.0] * 2
+    assert run.metric("train/ratio_rollout") == pytest.approx([1.0] * 2, abs=1e-6)
+    assert run.metric("train/ratio_first") == pytest.approx([1.0] * 2, abs=1e-6)
+
+
+# ---------------------------------------------------------------- sampling
+
+
+def test_guidance(inline, plain: Run):
+    run = inline("algo.guidance_scale=2", "algo.micro_batch=7")
+    assert run.metric("train/ratio_first") == pytest.approx([1.0] * 2, abs=1e-6)
+    assert run.metric("eval/reward")[0] != plain.metric("eval/reward")[0]
+    assert run.metric("train/grad_norm")[0] > 0
+
+
+def test_cps(inline, plain: Run):
+    run = inline("algo=flow_cps")
+    assert run.metric("train/ratio_first") == pytest.approx([1.0] * 2, abs=1e-6)
+    assert run.metric("train/reward") != plain.metric("train/reward")[:2]
+    assert run.metric("eval/reward")[0] == plain.metric("eval/reward")[0]  # held-out images take no noise
+
+
+def test_a_random_window_is_shared_and_moves(inline):
+    Recorder.served.clear()
+    run = inline(
+        "algo=flow_grpo_fast",
+        "algo.steps=6",
+        "algo.window.size=2",
+        "algo.window.high=5",
+        "trainer.max_steps=4",
+        trainer_engine=Recorder,
+        worker_engine=Recorder,
+    )
+    windows = [set() for _ in range(4)]
+    for request in Recorder.served:
+        if request.key.kind is not RequestKind.EVAL:
+            windows[request.key.iteration].add(request.spec.stochastic_steps)
+    assert [len(window) for window in windows] == [1] * 4  # rollouts, audits and explorations alike
+    assert len(set().union(*windows)) > 1
+    trained = {name for row in run.metrics for name in row if name.startswith("train/delta_log_prob/")}
+    assert len(trained) > 2
+    assert run.metric("train/ratio_first") == pytest.approx([1.0] * 4, abs=1e-6)
+
+
+class Recorder:
+    """Remembers what it was asked for."""
+
+    served: ClassVar[list[SampleRequest]] = []
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+        self.batch_size = engine.batch_size
+        self.fingerprint = engine.fingerprint
+        self.load_weights = engine.load_weights
+
+    def serve(self, requests, worker):
+        Recorder.served += requests
+        return self._engine.serve(requests, worker)
+
+
+# ---------------------------------------------------------------- advantages
+
+BATCH_STD = "algo.advantage.spread.path=src.rl.advantages.batch_std"
+
+
+@pytest.mark.parametrize("option", ["algo.advantage.before_selection=true", BATCH_STD], ids=["before", "batch"])
+def test_options_of_the_advantage(inline, plain: Run, option):
+    run = inline("trainer.max_steps=2", option)
+    assert run.metric("train/reward")[0] == plain.metric("train/reward")[0]
+    assert any(not run.policy[name].equal(tensor) for name, tensor in inline().policy.items())
+    assert run.metric("train/ratio_first") == pytest.approx([1.0] * 2, abs=1e-6)
+
+
+# ---------------------------------------------------------------- samples that fail
+
+
+def brightness(darkest: float) -> tuple[str, ...]:
+    reward = f"{{_target_: tests.app.rewards.Brightness, darkest: {darkest}}}"
+    return ("~reward.reward", f"+reward.reward={reward}")
+
+
+def test_samples_that_cannot_be_scored_leave_their_group(inline):
+    every = inline(*brightness(0.0), "trainer.max_steps=3")
+    assert every.metric("train/failed_samples") == [0.0] * 3
+    rewards = sorted(row["reward"] for event in every.events("explored") for row in event["results"])
+    darkest = rewards[len(rewards) // 4] - 1 + 1e-6
+    run = inline(*brightness(darkest), "trainer.max_steps=3")
+    failed = run.metric("train/failed_samples")
+    assert sum(failed) > 0
+    assert run.metric("train/samples") == [12 - count for count in failed]
+    assert min(run.metric("train/reward")) >= 1 + darkest
+    explored = [row["reward"] for event in run.events("explored") for row in event["results"]]
+    assert min(explored) >= 1 + darkest  # never a reward of 0
+    assert run.metric("explore/explored")[0] < run.metric("explore/requested")[0] == 24
+    failures = run.events("request_failed")
+    assert {event["request_kind"] for event in failures} >= {"rollout", "explore"}
+    assert all("too dark" in event["error"] for event in failures)
+    assert sum(run.metric("eval/failed")) == sum(event["request_kind"] == "eval" for event in failures)
+
+
+def test_a_scorer_that_is_down_ends_the_run(inline):
+    with pytest.raises(RuntimeError, match=r"all 8 held-out samples failed.*too dark"):
+        inline(*brightness(2.0))
+
+
+# ---------------------------------------------------------------- images
+
+
+def test_held_out_images_are_in_the_folder(plain: Run):
+    manifest = json.loads((plain.folder / "images" / "manifest.json").read_text())
+    assert {(entry["iteration"], entry["index"]) for entry in manifest} == {
+        (iteration, index) for iteration in range(5) for index in range(4)
+    }
+    for entry in manifest:
+        assert (plain.folder / "images" / entry["file"]).is_file()
+        assert 0 <= entry["reward"] <= 1
+        assert entry["prompt"].isdigit()
+
+
+def test_kl_is_measured_from_where_the_run_began(inline, plain: Run):
+    assert plain.metric("train/kl") == [0.0] * 4
+    run = inline("algo.loss.kl_weight=0.04", "trainer.max_steps=2", "algo.updates=1")
+    first, second = run.metric("train/kl")
+    assert first == pytest.approx(0.0, abs=1e-12)
+    assert second > 1e-9
