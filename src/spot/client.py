@@ -25,9 +25,14 @@ T = TypeVar("T")
 
 
 def call(method: Any, *arguments: Any) -> Any:
-    """Calls a method of the coordinator and waits. Raises CoordinatorLost if that process is dead."""
+    """Calls a method of the coordinator and waits.
+
+    Raises what the method raises, and CoordinatorLost if that process is dead.
+    """
     try:
         return ray.get(method.remote(*arguments))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
     except ray.exceptions.RayActorError as error:
         raise CoordinatorLost from error
 

@@ -143,12 +143,12 @@ class Fleet:
         with session.environ(dict.fromkeys(names, threads)):
             address = session.start(self.scratch, object_store_bytes=self._object_store_bytes)
         host = ray.remote(Host).options(name=session.COORDINATOR, num_cpus=0, max_restarts=0)
-        self.host = host.remote(self._make_coordinator)
+        self.host = host.remote()
+        call(self.host.begin, self._make_coordinator)
         self._alive = self.host.run.remote()
         self._losses = self.host.losses.remote()
         for slot in range(self._spot_workers):
             self._spawn(Member("local", slot))
-        call(self.host.introduce)  # so that a coordinator which cannot be made fails here
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
         self._watcher.start()
         return address
@@ -200,6 +200,10 @@ class Fleet:
                         self._kill_frozen(ray.get(reference))
                         self._losses = self.host.losses.remote()
         except (ray.exceptions.RayActorError, CoordinatorLost):
+            self._coordinator_lost.set()
+        except ray.exceptions.RayError:
+            log.exception("the coordinator failed")
+            ray.kill(self.host)  # so that the ranks see it, too
             self._coordinator_lost.set()
 
     def _kill_frozen(self, losses: Sequence[Lost]) -> None:

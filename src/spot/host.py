@@ -20,13 +20,17 @@ class Host:
     object in Ray's store would die with the process that put it there.
     """
 
-    def __init__(self, coordinator: Callable[[], Coordinator]) -> None:
-        self._coordinator = coordinator()
+    _coordinator: Coordinator
+
+    def __init__(self) -> None:
         self._changed = asyncio.Event()
 
+    async def begin(self, coordinator: Callable[[], Coordinator]) -> None:
+        """Makes the coordinator. To be called first; raises what making it raises."""
+        self._coordinator = coordinator()
+
     async def run(self) -> None:
-        """Lets time pass. Never returns: the call fails when this process dies, and so tells who waits for
-        it."""
+        """Lets time pass. Never returns: the call fails when this process does, and tells who waits for it."""
         while True:
             await asyncio.sleep(_TICK_S)
             self._coordinator.tick()

@@ -32,7 +32,6 @@ from src.core.types import (
     RequestKind,
     SampleRequest,
     SampleResult,
-    SampleSpec,
 )
 from src.spot.messages import (
     Accept,
@@ -58,9 +57,7 @@ from src.spot.messages import (
     Tick,
     Withdraw,
 )
-
-_Bucket = tuple[PolicyVersion, SampleSpec]
-_Queue = OrderedDict[_Bucket, "OrderedDict[RequestKey, None]"]
+from src.spot.queue import RequestQueue
 
 
 @dataclass(slots=True)
@@ -116,7 +113,7 @@ class Scheduler:
         self._versions: dict[PolicyVersion, str] = {}  # version -> checksum, oldest first
         self._tasks: dict[RequestKey, _Task] = {}
         self._unfinished: Counter[RequestKind] = Counter()
-        self._queues: dict[RequestKind, _Queue] = {kind: OrderedDict() for kind in RequestKind}
+        self._queue = RequestQueue()
         self._workers: dict[str, _Worker] = {}
         self._seen_s: OrderedDict[str, float] = OrderedDict()  # watched workers, longest silent first
         self._waiting: OrderedDict[str, None] = OrderedDict()
@@ -215,7 +212,7 @@ class Scheduler:
                 raise ValueError(f"policy {version} would replace the one that {count} open {kind.name}s need")
         self._versions[version] = checksum
         used = {grant.lease.policy for grant in self._leases.values()}
-        used |= {policy for policy, _ in self._queues[RequestKind.EXPLORE]}
+        used |= self._queue.policies()
         old = list(self._versions)[: -self.keep_versions]
         retired = [known for known in old if known not in used]
         for known in retired:
@@ -242,7 +239,7 @@ class Scheduler:
         for request in requests:
             self._tasks[request.key] = _Task(request)
             self._unfinished[request.key.kind] += 1
-            self._bucket(request)[request.key] = None
+            self._queue.append(request)
         return self._dispatch(now_s)
 
     def _close(self, keys: Iterable[RequestKey]) -> list[Action]:
@@ -306,34 +303,28 @@ class Scheduler:
 
     def _dispatch(self, now_s: float) -> list[Action]:
         """Gives work to those who wait, in order of arrival."""
-        actions: list[Action] = []
-        if self._waiting and any(self._queues.values()):
-            for worker in list(self._waiting):
-                lease = self._next(now_s, worker)
-                if lease is not None:
-                    del self._waiting[worker]
-                    grant = Grant(worker, lease)
-                    self._leases[lease.id] = grant
-                    actions.append(grant)
-        return actions
+        grants = []
+        for name in self._waiting:
+            if not self._queue:
+                break
+            worker = self._workers[name]
+            if batch := self._queue.take(worker.kinds, worker.batch_size):
+                lease = Lease(self._next_lease, batch, now_s + self.lease_s)
+                self._next_lease += 1
+                grants.append(Grant(name, lease))
+        for grant in grants:
+            self._hand_over(grant)
+        return list(grants)
 
-    def _next(self, now_s: float, name: str) -> Lease | None:
-        worker = self._workers[name]
-        kind = next((kind for kind in worker.kinds if self._queues[kind]), None)
-        if kind is None:
-            return None
-        tag, bucket = next(iter(self._queues[kind].items()))
-        keys = list(islice(bucket, worker.batch_size))
-        lease = Lease(self._next_lease, tuple(self._tasks[key].request for key in keys), now_s + self.lease_s)
-        self._next_lease += 1
-        for key in keys:
-            del bucket[key]
-            self._tasks[key].holder = lease.id
-            self._tasks[key].granted.append((name, lease.id))
-        if not bucket:
-            del self._queues[kind][tag]
-        worker.leases.add(lease.id)
-        return lease
+    def _hand_over(self, grant: Grant) -> None:
+        worker, lease = grant.worker, grant.lease
+        del self._waiting[worker]
+        self._leases[lease.id] = grant
+        self._workers[worker].leases.add(lease.id)
+        for request in lease.requests:
+            task = self._tasks[request.key]
+            task.holder = lease.id
+            task.granted.append((worker, lease.id))
 
     def _end(self, grant: Grant) -> None:
         del self._leases[grant.lease.id]
@@ -364,29 +355,12 @@ class Scheduler:
                 self._settle(task)
                 failed.append(Fail(request.key, attempts, task.error))
             else:
-                bucket = self._bucket(request, first=True)
-                bucket[request.key] = None
-                bucket.move_to_end(request.key, last=False)
+                self._queue.prepend(request)
         return failed[::-1]
-
-    def _bucket(self, request: SampleRequest, *, first: bool = False) -> OrderedDict[RequestKey, None]:
-        queue = self._queues[request.key.kind]
-        tag = (request.key.policy, request.spec)
-        bucket = queue.setdefault(tag, OrderedDict())
-        if first:
-            queue.move_to_end(tag, last=False)
-        return bucket
 
     def _settle(self, task: _Task) -> None:
         """The request needs no more work, wherever it is."""
-        key = task.request.key
         task.done = True
-        self._unfinished[key.kind] -= 1
-        if task.holder is not None:
-            task.holder = None
-            return
-        queue, tag = self._queues[key.kind], (key.policy, task.request.spec)
-        if tag in queue:
-            queue[tag].pop(key, None)
-            if not queue[tag]:
-                del queue[tag]
+        task.holder = None
+        self._unfinished[task.request.key.kind] -= 1
+        self._queue.discard(task.request)

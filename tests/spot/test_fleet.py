@@ -106,8 +106,9 @@ def test_with_all_workers_killed_the_rank_makes_everything(run: Run):
 def test_what_the_coordinator_refuses_is_an_error_at_the_caller(run: Run):
     policy = run.publish()
     run.publish()
-    with pytest.raises(ValueError, match="is an older one"):
+    with pytest.raises(ValueError, match="is an older one") as raised:
         run.cluster.submit(requests(ROLLOUT, 1, policy=policy, iteration=policy.iteration))
+    assert type(raised.value) is ValueError
 
 
 def test_all_servers_of_the_job_listen_on_loopback(run: Run):
