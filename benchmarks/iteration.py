@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.job import build_job, quiet, resolved
 from benchmarks.output import print_figures, say
-from benchmarks.plain import PlainLoop
+from benchmarks.plain import PlainLoop, gradients_of
 from src.core.clock import monotonic_s
 from src.core.events import read_jsonl
 from src.core.protocols import Engine
@@ -84,8 +84,7 @@ class Interleaved(pl.Callback):
 
     def _keep_first_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._gradients:
-            parameters = (p for group in optimizer.param_groups for p in group["params"])
-            self._gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+            self._gradients = gradients_of([p for group in optimizer.param_groups for p in group["params"]])
 
 
 class RecordingCluster(InlineCluster):
@@ -134,7 +133,7 @@ def product_phases(folder: Path) -> list[dict[str, float]]:
 def measure(overrides: Sequence[str], repetitions: int) -> dict[str, Any]:
     """Runs one iteration more than `repetitions`; the first one warms up."""
     config = resolved(["experiment=tiny_text", "planner=none", f"trainer.max_steps={repetitions + 1}", *overrides])
-    plain = PlainLoop(config)
+    plain = PlainLoop({**config, "model": {**config["model"], "compile": False}})
     with tempfile.TemporaryDirectory() as folder:
         job = build_job(config, Path(folder), cluster_of=RecordingCluster)
         interleaved = Interleaved(plain)

@@ -43,6 +43,11 @@ class PlainIteration:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+def gradients_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of their gradients; zeros for a parameter that the loss does not depend on."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+
+
 class PlainLoop:
     """Has a model and an optimizer of its own; `config` is the product's."""
 
@@ -127,7 +132,7 @@ class PlainLoop:
         for settings in self._optimizer.param_groups:
             settings["lr"] = self._algo["optimizer"]["lr"] * warmed
         self._optimizer.step()
-        return [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
+        return gradients_of(self._parameters)
 
     def _trained_rows(self, iteration: int, group: Group, spec: SampleSpec) -> dict[int, list[int]]:
         rows_of: dict[int, list[int]] = {step: [] for step in spec.stochastic_steps}
