@@ -1,7 +1,6 @@
-"""The one process that knows everything: queue, results, event log, metrics and news, behind plain method
-calls.
+"""What the coordinator knows: queue, results, event log, metrics and news, behind plain method calls.
 
-No Ray, no threads, no waiting: `host.RayHost` puts it behind Ray, `inline.InlineCluster` calls it directly.
+No Ray, no threads, no waiting: `host.Host` puts it behind Ray, `inline.InlineCluster` calls it directly.
 """
 
 from __future__ import annotations

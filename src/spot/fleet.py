@@ -1,11 +1,10 @@
-"""The parent process's side: starts Ray, the coordinator and the spot workers, and replaces workers that are
-lost.
+"""The parent process's side: starts Ray, coordinator and spot workers, and replaces workers that are lost.
 
-    with Fleet(...) as fleet:            # from here on, processes that are started belong to the job
-        rank = subprocess.Popen(...)     # loads its model while Ray starts
-        address = fleet.start()          # tell it the rank: it connects by client.RayCluster.connect(address)
-        while rank.poll() is None:
-            news = fleet.news(cursor, wait_s=0.5)
+with Fleet(...) as fleet:            # from here on, processes that are started belong to the job
+    rank = subprocess.Popen(...)     # loads its model while Ray starts
+    address = fleet.start()          # tell it the rank: it connects by client.RayCluster.connect(address)
+    while rank.poll() is None:
+        news = fleet.news(cursor, wait_s=0.5)
 """
 
 from __future__ import annotations
