@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 
 from src.app import checkpoint
-from src.app.config import CHECKPOINTS, Config, build, geometry, task
+from src.app.config import CHECKPOINTS, Config, ConfigError, build, geometry, refusing, task
 from src.app.engine import RolloutEngine
 from src.core import seeds
 from src.core.protocols import Cluster
@@ -29,10 +29,14 @@ from src.spot.callback import Await, Exploration, Race, Replay
 def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
     """This process's model, and how this job denoises with it."""
     torch.set_num_threads(threads)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda was asked for (trainer.accelerator, cluster.device), but there is none")
     model = config["model"]
-    adapter = load_adapter(model["path"])
+    with refusing("model.path"):
+        adapter = load_adapter(model["path"])
     if model["lora"] is not None:
-        apply_lora(adapter.transformer, **model["lora"])
+        with refusing("model.lora"):
+            apply_lora(adapter.transformer, **model["lora"])
     if model["compile"]:
         from src.models.compile import compile_blocks  # imported here: it loads the compiler
 
@@ -76,7 +80,9 @@ def build_module(
 ) -> FlowGRPO:
     """The training loop."""
     algo, explore = config["algo"], config["explore"]
-    loss = build(algo["loss"], "algo.loss")
+    loss, optimizer = build(algo["loss"], "algo.loss"), build(algo["optimizer"], "algo.optimizer")
+    with refusing("algo.optimizer"):
+        optimizer([torch.zeros(1, requires_grad=True)])  # Lightning makes the real one, when it is late to refuse
     return FlowGRPO(
         identity=identity,
         cluster=cluster,
@@ -96,7 +102,7 @@ def build_module(
         seed_bank=SeedBank(run_seed=config["seed"], select=build(explore["select"], "explore.select")),
         audit=Audit(**explore["audit"]),
         old_logprob=algo["old_logprob"],
-        optimizer=build(algo["optimizer"], "algo.optimizer"),
+        optimizer=optimizer,
     )
 
 
@@ -111,9 +117,7 @@ def build_data(config: Config, *, first: int) -> PromptData:
     )
 
 
-def build_callbacks(
-    config: Config, folder: Path, base: str, resume: checkpoint.Checkpoint | None
-) -> list[pl.Callback]:
+def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.Checkpoint | None) -> list[pl.Callback]:
     """The entries of `callbacks`, in their order: it is the order in which they run at the end of an iteration.
 
     This project's own are given here what only the running job knows; any other Lightning callback is taken as it is.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, reduce
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +69,32 @@ def plan_run(config: DictConfig) -> RunPlan:
     return RunPlan(resolved, folder, resume, warnings)
 
 
+WHOLE_NUMBERS = (
+    "seed",
+    "trainer.max_steps",
+    "trainer.devices",
+    "parallel.sp_degree",
+    "cluster.spot_workers",
+    "data.prompts_per_iteration",
+    "data.eval_prompts",
+    "algo.group_size",
+    "algo.steps",
+    "algo.eval_steps",
+    "algo.trained_steps",
+    "algo.updates",
+    "algo.micro_batch",
+    "model.batch_size",
+    "explore.audit.prompts",
+    "explore.audit.seeds",
+)
+
+
 def check(config: Config) -> None:
     """Refuses what cannot work, before any process is started."""
+    for key in WHOLE_NUMBERS:
+        value = reduce(lambda section, name: section[name], key.split("."), config)
+        if type(value) is not int:
+            raise ConfigError(f"{key} must be a whole number, got {value!r}")
     parallel, trainer = config["parallel"], config["trainer"]
     if parallel["sp_degree"] != 1 or trainer["devices"] != 1:
         raise ConfigError(
@@ -77,6 +105,10 @@ def check(config: Config) -> None:
         raise ConfigError(f"trainer.max_steps counts iterations and must be at least 1, got {trainer['max_steps']}")
     if config["cluster"]["spot_workers"] < 0:
         raise ConfigError(f"cluster.spot_workers must not be negative, got {config['cluster']['spot_workers']}")
+    if config["model"]["stored_dtype"] not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(
+            f"model.stored_dtype must be float32, bfloat16 or float16, got {config['model']['stored_dtype']!r}"
+        )
     explore = config["explore"]
     if explore["sync"] not in ("race", "await", "replay"):
         raise ConfigError(f"explore.sync must be race, await or replay, got {explore['sync']!r}")
@@ -85,7 +117,25 @@ def check(config: Config) -> None:
             f"explore.replay_from names the run to replay, just for explore.sync=replay; got "
             f"explore.sync={explore['sync']} and explore.replay_from={explore['replay_from']}"
         )
+    heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
+    if not 1 <= wanted <= heldout:
+        raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")
+    if not (Path(config["model"]["path"]) / "model_index.json").is_file():
+        raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
     geometry(config)
+
+
+_KEYS = {
+    "prompts_per_iteration": "data.prompts_per_iteration",
+    "group_size": "algo.group_size",
+    "explored_per_prompt": "planner.seeds_per_prompt",
+    "steps": "algo.steps",
+    "stochastic_steps": "algo.window: the number of stochastic steps",
+    "trained_steps": "algo.trained_steps",
+    "updates": "algo.updates",
+    "micro_batch": "algo.micro_batch",
+}
+"""Where the arguments of `BatchGeometry` come from."""
 
 
 def geometry(config: Config) -> BatchGeometry:
@@ -109,7 +159,7 @@ def geometry(config: Config) -> BatchGeometry:
             micro_batch=algo["micro_batch"],
         )
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(re.sub(r"\w+(?= must)", lambda name: _KEYS[name[0]], str(error))) from error
 
 
 def task(config: Config) -> RenderedTask:
@@ -125,10 +175,25 @@ def build(section: Config, key: str) -> Any:
         ConfigError: it has an unknown key, or a value that its constructor refuses.
     """
     try:
-        return instantiate(section)
+        built = instantiate(section)
     except InstantiationException as error:
         cause = error.__cause__
         raise ConfigError(f"{key}: {cause or str(error).splitlines()[0]}") from error
+    if isinstance(built, partial):
+        with refusing(key):
+            signature(built.func).bind_partial(*built.args, **built.keywords)
+    return built
+
+
+@contextmanager
+def refusing(key: str = "") -> Iterator[None]:
+    """Inside, a value or argument that a constructor refuses is bad configuration, below `key` if one is given."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{key}: {error}" if key else str(error)) from error
 
 
 def find_checkpoint(ckpt_path: str | None, folder: Path) -> tuple[Path | None, tuple[str, ...]]:
@@ -143,6 +208,8 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> tuple[Path | None, t
     if ckpt_path is None:
         return None, ()
     path = folder if ckpt_path == "last" else Path(ckpt_path)
+    if ckpt_path == "last" and not (path / CHECKPOINTS).is_dir():
+        raise ConfigError(f"ckpt_path=last: there is no checkpoint in paths.output_dir={folder}")
     if not (path / CHECKPOINTS).is_dir():
         try:
             verify(path)

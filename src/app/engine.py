@@ -140,9 +140,10 @@ class RolloutEngine:
         self, request: SampleRequest, samples: SamplerState, row: int, scored: _Scored, worker: str
     ) -> SampleResult:
         checksum = self._checksum or self.weights_changed()
-        if isinstance(scored.reward, ScoreError):
-            error = f"{self._reward.name}: {scored.reward}"
+        error = self._error(samples, row, scored)
+        if error is not None:
             return SampleResult(key=request.key, worker=worker, weights_checksum=checksum, error=error)
+        assert isinstance(scored.reward, float)
         kind = request.key.kind
         image_HWC = scored.image_HWC
         return SampleResult(
@@ -155,6 +156,14 @@ class RolloutEngine:
             trajectory=self._trajectory(samples, row) if kind is RequestKind.ROLLOUT else None,
             image=Blob("uint8", image_HWC.shape, image_HWC.tobytes()) if kind is RequestKind.EVAL else None,
         )
+
+    def _error(self, samples: SamplerState, row: int, scored: _Scored) -> str | None:
+        """Why the sample does not count: it never becomes reward 0."""
+        if not bool(torch.isfinite(samples.latents_BLC[row]).all()):
+            return "the latents are not finite"  # uint8 pixels would hide it from the scorer
+        if isinstance(scored.reward, ScoreError):
+            return f"{self._reward.name}: {scored.reward}"
+        return None
 
     def _trajectory(self, samples: SamplerState, row: int) -> Trajectory:
         path = samples.trajectory

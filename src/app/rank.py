@@ -19,7 +19,7 @@ import yaml
 from src.app import checkpoint
 from src.app.build import build_rank_engine, build_training
 from src.app.checkpoint import CheckpointError
-from src.app.config import Config, ConfigError
+from src.app.config import Config, ConfigError, refusing
 from src.app.processes import BAD_INPUT, DONE, die_with_parent
 from src.spot.client import RayCluster
 
@@ -32,7 +32,8 @@ def main(folder: Path) -> None:
     start: dict[str, Any] = json.loads(sys.stdin.readline())
     resume = checkpoint.load(Path(start["resume"])) if start["resume"] else None
     cluster = RayCluster.connect(start["address"], engine=engine)
-    trainer, module, data = build_training(config, folder, cluster, sampler, engine, resume)
+    with refusing():
+        trainer, module, data = build_training(config, folder, cluster, sampler, engine, resume)
     trainer.fit(module, data)
 
 
