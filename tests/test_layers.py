@@ -50,7 +50,9 @@ TORCH_FREE = (
     "src.report",
     "src.spot.scheduler",
     "src.spot.planner",
+    "src.spot.traces",
     "src.spot.market",
+    "src.spot.prices",
     "src.spot.versions",
     "src.spot.cost",
 )
