@@ -284,6 +284,17 @@ def test_closed_requests_are_dropped_wherever_they_are(bench):
     assert bench.scheduler.unfinished == 0
 
 
+def test_a_closed_request_may_come_again_and_its_old_lease_does_not_touch_it(bench):
+    bench.submit(EXPLORE, 1)
+    bench.pull("a")
+    bench.close(EXPLORE, 1)
+    assert bench.submit(EXPLORE, 1) == []
+    assert bench.pull("b") == ["b gets 1: EXPLORE 0"]
+    assert bench.push("a", 0) == ["reject 0 of a: not leased", "a finished 0"]
+    assert bench.pull("a") == []
+    assert bench.push("b", 1) == ["accept 0", "b finished 1"]
+
+
 def test_without_workers_requests_wait(bench):
     bench(m.Leave("a", "left")), bench(m.Leave("b", "left"))
     assert bench.submit(ROLLOUT, 2) == []
