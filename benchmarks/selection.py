@@ -24,7 +24,7 @@ from benchmarks.arms import ARMS
 from benchmarks.job import build_job, quiet, resolved
 from benchmarks.output import print_figures, say
 from benchmarks.ranking import RankingStudy, ranking_figures
-from benchmarks.selection_figures import figures, tables
+from benchmarks.selection_figures import figures, rates_table, tables
 from src.core.clock import monotonic_s
 from src.core.events import JsonLines, read_jsonl
 
@@ -138,7 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     rows = results(runs, options.out, options.jobs)
     if options.table:
-        print(tables(rows))
+        known = read_jsonl(options.out / "results.jsonl")
+        same_length = [row for row in known if row["curve"][-1][0] == iterations]
+        print("\n\n".join(filter(None, [tables(rows), rates_table(same_length)])))
     else:
         print_figures("selection", figures(rows))
 

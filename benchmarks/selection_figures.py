@@ -138,6 +138,20 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def rates_table(rows: Sequence[Row]) -> str:
+    """Markdown: final held-out reward of every arm that was run at more than one learning rate."""
+    runs: dict[str, dict[float, list[Row]]] = {}
+    for row in rows:
+        runs.setdefault(row["arm"], {}).setdefault(row["learning_rate"], []).append(row)
+    tried = {arm: by_rate for arm, by_rate in runs.items() if len(by_rate) > 1}
+    lines = [_cells("arm", "lr", "seeds", "held-out reward at the end"), _cells(*["---"] * 4)]
+    for arm, by_rate in tried.items():
+        for rate in sorted(by_rate):
+            final = spread([run["curve"][-1][1] for run in by_rate[rate]])
+            lines.append(_cells(arm, f"{rate:g}", len(by_rate[rate]), _pm(final)))
+    return "\n".join(["Learning rates that were tried:", "", *lines]) if tried else ""
+
+
 def _by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:
     by_arm: dict[str, list[Row]] = {}
     for row in rows:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.ranking import Ranked, ranking_figures
-from benchmarks.selection_figures import figures, iterations_to, tables
+from benchmarks.selection_figures import figures, iterations_to, rates_table, tables
 
 
 def run(arm: str, seed: int, rewards: list[float], ranking: list[dict[str, float]] | None = None) -> dict[str, Any]:
@@ -42,6 +42,14 @@ def test_an_arm_that_never_gets_there_has_no_ratio_and_a_bound_in_the_table() ->
     rows = [run("random", 0, [0.4, 0.6]), run("slow", 0, [0.4, 0.5])]
     assert math.isnan(figures(rows)["iterations_random_over_slow_ratio"])
     assert "| slow | > 4 | < 1.00 | > 4 |" in tables(rows)
+
+
+def test_learning_rates_are_listed_for_arms_that_had_several() -> None:
+    rows = [run("random", 0, [0.4, 0.6]), run("stale_4g", 0, [0.4, 0.7])]
+    assert rates_table(rows) == ""
+    lower = {**run("random", 0, [0.4, 0.5]), "learning_rate": 1e-4}
+    listed = rates_table([*rows, lower]).splitlines()[-2:]
+    assert listed == ["| random | 0.0001 | 1 | 0.500 ± nan |", "| random | 0.0003 | 1 | 0.600 ± nan |"]
 
 
 def test_the_ranking_is_averaged_over_iterations_first_and_compared_with_random() -> None:
