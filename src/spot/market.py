@@ -129,7 +129,7 @@ class Market:
             case Tick():
                 actions: list[Action] = []
                 while self.next_s <= now_s:
-                    if self._next_kill_s <= self._next_move_s:
+                    if self._next_kill_s < self._next_move_s:
                         actions += self._kill()
                     elif node := self._next_move():
                         actions += self._offer(node) if node in self._offered else self._notify(node, now_s)

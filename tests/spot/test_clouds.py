@@ -263,7 +263,7 @@ BROKEN: dict[str, Callable[[str], Iterable[bytes]]] = {
     "garbage body": lambda head: [reply(200, b"\xff\xfe{secret-body")],
     "deep body": lambda head: [reply(200, "[" * 100_000)],
     "wrong body": lambda head: [reply(200, "[1, 2]")],
-    "half closed": lambda head: [reply(200, '{"action": "stop", "x": "secret-body"}')[:-10]],
+    "half closed": lambda head: [reply(200, '{"action": "stop", "Events": []}' + " " * 10)[:-10]],
     "endless head": lambda head: [b"HTTP/1.1 200 X\r\n", *[b"X: " + b"y" * 1000 + b"\r\n"] * 200],
     "too long": lambda head: [reply(200, b" " * 300_000)],
     "torn chunk": lambda head: [b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc"],

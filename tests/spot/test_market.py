@@ -105,7 +105,7 @@ def test_a_place_that_is_taken_during_the_grace_returns_right_after_the_kill():
 
 
 def test_a_place_that_was_taken_and_lost_during_the_grace_stays_away():
-    blip = trace("0 +a", "10 -a", "11 +b", "12 -b", "17 +c", until=20)
+    blip = trace("0 +a", "10 -a", "11 +b", "14 -b", "17 +c", until=20)
     assert log(Market(trace=blip, nodes=1, grace_s=4), 19) == [
         "0 Return node0",
         "10 Notice node0",

@@ -66,7 +66,7 @@ def test_dated_counts_start_at_the_first_row_and_cross_midnight(write):
 
 def test_the_later_of_two_overlapping_blocks_is_right(write):
     block = "2021-12-10, 13:07:45, 2\n2021-12-10, 13:08:45, 2\n2021-12-10, 13:09:45, 2\n"
-    trace = read_trace(write(block + "2021-12-10, 13:08:45, 1\n2021-12-10, 13:09:45, 1\n2021-12-10, 13:09:45, 3\n"))
+    trace = read_trace(write(block + "2021-12-10, 13:08:45, 1\n2021-12-10, 13:09:45, 0\n2021-12-10, 13:09:45, 3\n"))
     times = [(change.time_s, change.joins) for change in trace.changes]
     assert times == [(0, True), (0, True), (60, False), (120, True), (120, True)]
     assert trace.duration_s == 120
