@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.core.events import read_jsonl
 from src.core.folders import FolderError, verify
 from src.rl.geometry import BatchGeometry
+from src.rl.replay_log import ReplayLog
 from src.tasks.task import RenderedTask
 
 Config = Mapping[str, Any]
@@ -92,7 +93,9 @@ WHOLE_NUMBERS = (
 def check(config: Config) -> None:
     """Refuses what cannot work, before any process is started."""
     for key in WHOLE_NUMBERS:
-        value = reduce(lambda section, name: section[name], key.split("."), config)
+        value: Any = config
+        for name in key.split("."):
+            value = value[name]
         if type(value) is not int:
             raise ConfigError(f"{key} must be a whole number, got {value!r}")
     parallel, trainer = config["parallel"], config["trainer"]
@@ -117,6 +120,10 @@ def check(config: Config) -> None:
             f"explore.replay_from names the run to replay, just for explore.sync=replay; got "
             f"explore.sync={explore['sync']} and explore.replay_from={explore['replay_from']}"
         )
+    if explore["replay_from"] is not None:
+        with refusing("explore.replay_from"):
+            ReplayLog(Path(explore["replay_from"]) / "events.jsonl")
+    build(config["planner"], "planner")
     heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
     if not 1 <= wanted <= heldout:
         raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")

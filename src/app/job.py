@@ -22,7 +22,7 @@ from typing import Any
 from hydra.utils import get_method
 from omegaconf import DictConfig
 
-from src.app.config import Config, ConfigError, RunPlan, build, plan_run
+from src.app.config import Config, ConfigError, RunPlan, build, plan_run, refusing
 from src.app.errors import Interrupted, JobFailed
 from src.app.processes import BAD_INPUT, DONE
 from src.app.progress import Progress
@@ -82,7 +82,9 @@ class Terminal:
         self._plan = plan
         self._prices = dict(plan.config["market"])
         self._sink: Sink = Guarded(build(plan.config["logger"], "logger"))
-        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=Ledger(**self._prices))
+        with refusing("market"):
+            ledger = Ledger(**self._prices)
+        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=ledger)
         self.cursor = 0
         self.iteration = 0
         self.summary: Summary = {}
