@@ -20,13 +20,12 @@ from src.app.build import (
     build_callbacks,
     build_data,
     build_module,
-    build_rank_engine,
     build_trainer,
-    build_worker_engine,
 )
 from src.app.callbacks import Evaluation
 from src.app.config import Config, check
 from src.app.engine import RolloutEngine
+from src.app.sampling import build_rank_engine, build_worker_engine
 from src.core.protocols import Engine
 from src.models.sampler import Sampler
 from src.rl.module import FlowGRPO, RunIdentity

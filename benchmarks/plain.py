@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from src.app.build import build_sampler
 from src.app.config import Config, build, geometry
+from src.app.sampling import build_sampler
 from src.core.clock import Stopwatch
 from src.core.types import Batch, Prompt, SampleSpec
 from src.models.adapter import Conditioning

@@ -1,4 +1,4 @@
-"""From the resolved configuration to objects. Configuration stops here: constructors get plain keyword arguments."""
+"""From the resolved configuration to what trains. Configuration stops here: constructors get plain arguments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytorch_lightning as pl
 import torch
 
 from src.app import checkpoint
-from src.app.config import CHECKPOINTS, Config, ConfigError, build, geometry, refusing, task
+from src.app.config import CHECKPOINTS, Config, build, geometry, refusing, task
 from src.app.engine import RolloutEngine
 from src.core import seeds
 from src.core.protocols import Cluster
 from src.core.types import SampleSpec
-from src.models.adapter import state_checksum
-from src.models.load import load_adapter
-from src.models.lora import apply_lora, reference_of
+from src.models.adapter import DiTAdapter, state_checksum
+from src.models.reference import FrozenCopy, Reference
 from src.models.sampler import Sampler
 from src.rl.data import PromptData
 from src.rl.module import Audit, FlowGRPO, RunIdentity
@@ -24,55 +23,6 @@ from src.rl.policy_gradient import PolicyGradient
 from src.rl.replay_log import ReplayLog
 from src.rl.seed_bank import SeedBank
 from src.spot.callback import Await, Exploration, Race, Replay
-
-
-def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
-    """This process's model, and how this job denoises with it."""
-    torch.set_num_threads(threads)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda was asked for (trainer.accelerator, cluster.device), but there is none")
-    model = config["model"]
-    with refusing("model.path"):
-        adapter = load_adapter(model["path"])
-    if model["lora"] is not None:
-        with refusing("model.lora"):
-            apply_lora(adapter.transformer, **model["lora"])
-    if model["compile"]:
-        from src.models.compile import compile_blocks  # imported here: it loads the compiler
-
-        compile_blocks(adapter.transformer)
-    adapter.to(torch.device(device))
-    return Sampler(
-        adapter=adapter,
-        rule=build(config["algo"]["rule"], "algo.rule"),
-        schedule_for=build(model["schedule"], "model.schedule"),
-        noise_steps=config["algo"]["steps"],
-        batch_size=model["batch_size"],
-        stored_dtype=getattr(torch, model["stored_dtype"]),
-    )
-
-
-def build_engine(config: Config, sampler: Sampler) -> RolloutEngine:
-    """Makes and scores samples with the sampler's model."""
-    reward = config["reward"]
-    return RolloutEngine(
-        sampler=sampler,
-        reward=build(reward["reward"], "reward.reward"),
-        judge=build(reward["judge"], "reward.judge"),
-    )
-
-
-def build_worker_engine(config: Config) -> RolloutEngine:
-    """The engine of a spot worker, with a model of its own."""
-    cluster = config["cluster"]
-    return build_engine(config, build_sampler(config, device=cluster["device"], threads=cluster["threads"]))
-
-
-def build_rank_engine(config: Config) -> tuple[Sampler, RolloutEngine]:
-    """The engine of the training rank, around the model that is trained."""
-    device, threads = config["trainer"]["accelerator"], config["parallel"]["threads"]
-    sampler = build_sampler(config, device=device, threads=threads)
-    return sampler, build_engine(config, sampler)
 
 
 def build_module(
@@ -96,7 +46,7 @@ def build_module(
         policy_gradient=PolicyGradient(
             sampler=sampler,
             loss=loss,
-            reference=reference_of(sampler.adapter) if loss.kl_weight else None,
+            reference=build_reference(config, sampler.adapter) if loss.kl_weight else None,
             micro_batch=algo["micro_batch"],
         ),
         seed_bank=SeedBank(run_seed=config["seed"], select=build(explore["select"], "explore.select")),
@@ -104,6 +54,15 @@ def build_module(
         old_logprob=algo["old_logprob"],
         optimizer=optimizer,
     )
+
+
+def build_reference(config: Config, adapter: DiTAdapter) -> Reference:
+    """The policy before the first update."""
+    if config["model"]["lora"] is None:
+        return FrozenCopy(adapter.transformer)
+    from src.models.lora import LoRAOff  # imported here: slow to load
+
+    return LoRAOff()
 
 
 def build_data(config: Config, *, first: int) -> PromptData:

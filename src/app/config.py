@@ -153,6 +153,8 @@ def geometry(config: Config) -> BatchGeometry:
     """
     algo, task = config["algo"], build(config["data"]["task"], "data.task")
     window = build(algo["window"], "algo.window")
+    with refusing("algo.window"):
+        stochastic_steps = len(window.steps(algo["steps"], 0, 0))
     try:
         return BatchGeometry(
             prompts_per_iteration=config["data"]["prompts_per_iteration"],
@@ -160,7 +162,7 @@ def geometry(config: Config) -> BatchGeometry:
             group_size=algo["group_size"],
             explored_per_prompt=config["planner"].get("seeds_per_prompt", 0),
             steps=algo["steps"],
-            stochastic_steps=len(window.steps(algo["steps"], 0, 0)),
+            stochastic_steps=stochastic_steps,
             trained_steps=algo["trained_steps"],
             updates=algo["updates"],
             micro_batch=algo["micro_batch"],

@@ -146,7 +146,7 @@ def make_coordinator(run: str, folder: Path, iteration: int, heartbeat_timeout_s
 
 def make_engine(config: Config) -> Any:
     """The engine of a spot worker, in its own process: only there torch and diffusers are loaded."""
-    from src.app.build import build_worker_engine
+    from src.app.sampling import build_worker_engine
 
     return build_worker_engine(config)
 

@@ -17,10 +17,11 @@ from typing import Any
 import yaml
 
 from src.app import checkpoint
-from src.app.build import build_rank_engine, build_training
+from src.app.build import build_training
 from src.app.checkpoint import CheckpointError
 from src.app.config import Config, ConfigError, refusing
 from src.app.processes import BAD_INPUT, DONE, die_with_parent
+from src.app.sampling import build_rank_engine
 from src.spot.client import RayCluster
 
 

@@ -1,11 +1,9 @@
-"""LoRA adapters, and the frozen reference policy of the KL term."""
+"""LoRA adapters. Imported only by jobs that train one: peft is slow to load."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -41,15 +39,8 @@ def apply_lora(
         inject_adapter_in_model(config, transformer)
 
 
-class Reference(Protocol):
-    """The policy before post-training, which the KL term holds on to."""
-
-    def active(self, adapter: DiTAdapter) -> AbstractContextManager[None]:
-        """Inside, the adapter computes the reference policy, without gradient."""
-
-
 class LoRAOff:
-    """The base model under a LoRA adapter: costs no memory."""
+    """The base model under a LoRA adapter, as a reference (`models.reference.Reference`): costs no memory."""
 
     @contextmanager
     def active(self, adapter: DiTAdapter) -> Iterator[None]:
@@ -62,27 +53,6 @@ class LoRAOff:
         finally:
             for layer in layers:
                 layer.enable_adapters(True)
-
-
-class FrozenCopy:
-    """A copy of the transformer as it is now, for full fine-tuning."""
-
-    def __init__(self, transformer: nn.Module) -> None:
-        self.transformer = copy.deepcopy(transformer).requires_grad_(False)
-
-    @contextmanager
-    def active(self, adapter: DiTAdapter) -> Iterator[None]:
-        trained, adapter.transformer = adapter.transformer, self.transformer
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            adapter.transformer = trained
-
-
-def reference_of(adapter: DiTAdapter) -> Reference:
-    """The adapter's current policy as a reference. Call it before the first update."""
-    return LoRAOff() if _lora_layers(adapter.transformer) else FrozenCopy(adapter.transformer)
 
 
 def _lora_layers(transformer: nn.Module) -> list[BaseTunerLayer]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from src.core.types import SampleSpec
 from src.models.adapter import Conditioning
-from src.models.lora import Reference
+from src.models.reference import Reference
 from src.models.sampler import Sampler, log_probs_at, step_transition
 from src.models.steps import gaussian_kl
 from src.rl.loss import ClippedLoss, LossSums

@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from src.app import checkpoint
-from src.app.build import build_rank_engine, build_training, build_worker_engine
+from src.app.build import build_training
 from src.app.config import CHECKPOINTS, Config, check, find_checkpoint
 from src.app.engine import RolloutEngine
+from src.app.sampling import build_rank_engine, build_worker_engine
 from src.core.events import read_jsonl
 from src.core.protocols import Engine
 from src.core.types import Batch
@@ -31,17 +32,9 @@ ROOT = Path(__file__).parents[2]
 
 logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
 
-DIGITS = (
-    "model.path=${paths.assets_dir}/tiny_digits",
-    "data.task={_target_: src.tasks.text.digits_task}",
-    "reward.reward.recogniser.folder=${paths.assets_dir}/recogniser_digits",
-    "reward.judge.recogniser.folder=${paths.assets_dir}/judge_digits",
-)
-"""The smallest task: three digits on 12x24 pixels."""
-
 TINY = (
+    "experiment=tiny_digits",
     "debug=fast",
-    *DIGITS,
     "data.prompts_per_iteration=3",
     "data.eval_prompts=8",
     "algo.group_size=4",

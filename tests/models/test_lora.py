@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from src.models.lora import FrozenCopy, LoRAOff, apply_lora, reference_of
+from src.models.lora import LoRAOff, apply_lora
 from src.models.noise import initial_noise_for
 from src.models.qwen_image import QwenImageAdapter
+from src.models.reference import FrozenCopy
 from src.models.steps import Transition, gaussian_kl
 
 TARGETS = ["attn.to_q", "attn.to_v", "img_mlp.net.0.proj"]
@@ -44,8 +45,7 @@ def test_the_reference_is_the_base_policy_bit_for_bit(adapter: QwenImageAdapter,
     base = velocity(adapter)
     if lora:
         apply_lora(adapter.transformer, rank=4, alpha=8, target_modules=TARGETS)
-    reference = reference_of(adapter)
-    assert isinstance(reference, LoRAOff if lora else FrozenCopy)
+    reference = LoRAOff() if lora else FrozenCopy(adapter.transformer)
     train_a_little(adapter)
     trained, state = velocity(adapter), adapter.checksum()
     assert not torch.allclose(trained, base)
@@ -60,7 +60,7 @@ def test_the_kl_pulls_the_policy_back(adapter: QwenImageAdapter, lora: bool) -> 
     """A gradient step on the KL alone lowers it: the policy's mean has a gradient, the reference has none."""
     if lora:
         apply_lora(adapter.transformer, rank=4, alpha=8, target_modules=TARGETS)
-    reference = reference_of(adapter)
+    reference = LoRAOff() if lora else FrozenCopy(adapter.transformer)
     train_a_little(adapter)
     trained = [p for p in adapter.transformer.parameters() if p.requires_grad]
 
@@ -85,7 +85,7 @@ def test_an_error_inside_does_not_leave_the_reference_switched_on(adapter: QwenI
     apply_lora(adapter.transformer, rank=4, alpha=8, target_modules=TARGETS)
     train_a_little(adapter)
     trained = velocity(adapter)
-    with pytest.raises(RuntimeError, match="stop"), reference_of(adapter).active(adapter):
+    with pytest.raises(RuntimeError, match="stop"), LoRAOff().active(adapter):
         raise RuntimeError("stop")
     assert torch.equal(velocity(adapter), trained)
     assert adapter.trainable_state()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from src.core.types import SampleSpec
-from src.models.lora import Reference, reference_of
+from src.models.reference import FrozenCopy, Reference
 from src.models.sampler import Sampler
 from src.models.schedule import flow_match_schedule
 from src.models.steps import CPS, FlowSDE
@@ -100,7 +100,7 @@ def test_a_step_that_is_off_by_one_would_be_seen():
 def test_micro_batches_do_not_change_the_gradient(micro_batch: int):
     sampler = make_sampler(FlowSDE(noise_level=0.7))
     data = roll_out(sampler)
-    reference = reference_of(sampler.adapter)
+    reference = FrozenCopy(sampler.adapter.transformer)
     move(sampler)
     settings = {"kl_weight": 0.1, "reference": reference}
     one_shot = gradient_of(sampler, data, **settings)
@@ -110,7 +110,7 @@ def test_micro_batches_do_not_change_the_gradient(micro_batch: int):
 
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it():
     sampler = make_sampler(FlowSDE(noise_level=0.7))
-    reference = reference_of(sampler.adapter)
+    reference = FrozenCopy(sampler.adapter.transformer)
     data = roll_out(sampler)
     without = TrainingSet(data.rollouts, data.cond, SPEC, torch.zeros(SAMPLES), data.old_log_probs_BS)
     settings = {"kl_weight": 1.0, "reference": reference}
@@ -130,7 +130,7 @@ def test_a_reference_is_needed_just_with_kl():
     sampler = make_sampler(FlowSDE(noise_level=0.7))
     for loss, reference in [
         (ClippedLoss(clip_range=0.1, kl_weight=0.1), None),
-        (ClippedLoss(clip_range=0.1), reference_of(sampler.adapter)),
+        (ClippedLoss(clip_range=0.1), FrozenCopy(sampler.adapter.transformer)),
     ]:
         with pytest.raises(ValueError, match="kl_weight"):
             PolicyGradient(sampler=sampler, loss=loss, reference=reference, micro_batch=4)
