@@ -3,7 +3,8 @@
     make test-slow ARGS="tests/chaos -s"      # -s shows the figures
 
 The run's number decides when a worker is killed: a random moment after a spot worker gets a lease of the phase's kind
-(there is but one or two of all kinds other than exploration in a debug run). Phases: rollout, evaluation, audit, exploration, and no work at all (a worker has joined).
+(of all kinds other than exploration there are but one or two in a debug run). Phases: rollout, evaluation, audit,
+exploration, and no work at all (a worker has joined).
 """
 
 from __future__ import annotations
