@@ -65,8 +65,8 @@ class Engine(Protocol):
             resume: where each request goes on, all before the same step; empty to start from noise. With equal
                 fingerprints the samples are bit-equal to uninterrupted ones.
             commit_every: `on_step` gets commits before every so many steps of the grid; 0 for none.
-            should_yield: asked before each step. Once it is true, what stands there is committed and no result is
-                returned.
+            should_yield: asked before each step. Once it is true, and it then stays so, what stands there is
+                committed, and no result is returned unless only decoding and scoring are left.
         """
 
 
