@@ -342,7 +342,7 @@ class Scheduler:
         return [Progress(worker, lease, accepted, len(commits) - accepted)] if commits else []
 
     def _counts(self, commit: Commit, task: _Task, open_: _Open) -> bool:
-        """Whether a commit by the request's holder is ahead, as far as the worker told, and made by the right policy."""
+        """Whether a commit of the request's holder is ahead, where the worker may be, and of the right weights."""
         right = commit.weights_checksum == self._versions[commit.key.policy]
         return right and task.step < commit.step <= min(open_.step, task.request.spec.steps)
 
