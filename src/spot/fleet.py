@@ -55,7 +55,8 @@ class _Process:
         self._settings = settings
         self._actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0).remote()
         self._pid = self._actor.pid.remote()
-        self._prepared = self._actor.prepare.remote(engine, settings)
+        self.prepared = self._actor.prepare.remote(engine, settings)
+        """The reference that resolves when it has built its engine, or failed to."""
 
     def run(self, member: Member, host: Any) -> Any:
         """From now on it is that member. Returns the reference that resolves when it has ended."""
@@ -63,8 +64,7 @@ class _Process:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has built its engine, or failed to."""
-        return bool(ray.wait([self._prepared], timeout=0)[0])
+        return bool(ray.wait([self.prepared], timeout=0)[0])
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, if the process is there."""
@@ -128,6 +128,7 @@ class Fleet:
         self._spares_wanted = spares
         self._object_store_bytes = object_store_bytes
         self._slots: dict[Any, _Slot] = {}  # by the reference that resolves when the worker has ended
+        self._starting: dict[Any, _Slot] = {}  # by the reference that resolves when its process is ready
         self._lives: dict[tuple[str, int], int] = {}  # how many workers each slot of each node has had
         self._present: set[str] = set()  # nodes on which workers are to run
         self._spares: deque[_Process] = deque()
@@ -214,7 +215,7 @@ class Fleet:
 
     def _node_returns(self, node: str) -> None:
         self._present.add(node)
-        taken = {slot.member.slot for slot in self._slots.values() if slot.member.node == node}
+        taken = {slot.member.slot for slot in self._on(node)}
         for number in range(self._spot_workers):
             if number not in taken:  # who is still ending is replaced when it has
                 self._spawn(node, number)
@@ -225,15 +226,22 @@ class Fleet:
         member = Member(node, number, life)
         process = self._spares.popleft() if self._spares else self._process()
         self.host.expect.remote(member.name)
-        self._slots[process.run(member, self.host)] = _Slot(member, process, failures)
+        slot = _Slot(member, process, failures)
+        if process.is_ready:
+            self._run(slot)
+        else:
+            self._starting[process.prepared] = slot
+
+    def _run(self, slot: _Slot) -> None:
+        self._slots[slot.process.run(slot.member, self.host)] = slot
 
     def _process(self) -> _Process:
         return _Process(self._make_engine, self._settings)
 
     def _keep_spares(self) -> None:
         """Makes one more spare, if they are too few and nobody is starting: a start takes the cores for seconds."""
-        starting = [slot.process for slot in self._slots.values()] + list(self._spares)
-        if len(self._spares) < self._spares_wanted and all(process.is_ready for process in starting):
+        starting = self._starting or not all(spare.is_ready for spare in self._spares)
+        if len(self._spares) < self._spares_wanted and not starting:
             self._spares.append(self._process())
 
     # What happens
@@ -242,10 +250,12 @@ class Fleet:
         """Plays the market, waits for workers and coordinator to end, and deals with it."""
         try:
             while not self._ending.is_set():
-                references = [self._alive, self._losses, *self._slots]
+                references = [self._alive, self._losses, *self._slots, *self._starting]
                 for reference in ray.wait(references, timeout=self._pause_s())[0]:
                     if reference in self._slots:
                         self._replace(self._slots.pop(reference), reference)
+                    elif reference in self._starting:
+                        self._run(self._starting.pop(reference))
                     else:
                         self._kill_lost(ray.get(reference))
                         self._losses = self.host.losses.remote()
@@ -271,6 +281,7 @@ class Fleet:
                     self._node_returns(node)
                 case mk.Notice(node, grace_s):
                     self._present.discard(node)
+                    self._call_off(node)
                     for slot in self._on(node):
                         slot.doomed = True
                         # The scheduler hears of it from here too: the process may be stopped, or just starting.
@@ -281,7 +292,18 @@ class Fleet:
                         slot.process.kill()
 
     def _on(self, node: str) -> list[_Slot]:
-        return [slot for slot in self._slots.values() if slot.member.node == node]
+        slots = [*self._slots.values(), *self._starting.values()]
+        return [slot for slot in slots if slot.member.node == node]
+
+    def _call_off(self, node: str) -> None:
+        """Nobody starts on this node any more. A process that was about to be its worker may become a spare."""
+        for reference, slot in list(self._starting.items()):
+            if slot.member.node == node:
+                del self._starting[reference]
+                if len(self._spares) < self._spares_wanted:
+                    self._spares.append(slot.process)
+                else:
+                    slot.process.kill()
 
     def _kill_lost(self, losses: Sequence[Lost]) -> None:
         """Ends processes that the scheduler gave up."""
