@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def summarise(events: Iterable[Event], metrics: Iterable[Mapping[str, Any]], *, 
       steps that preemptions cost): see `src.spot.cost`; `ledger` must not have seen an event yet.
     - `usd_per_point`: for each hundredth of held-out reward that was gained.
     - `seeds_explored`: explored seeds that there was to choose from, each once.
-    - `preemptions`: spot workers lost during the run; `lost_samples`: samples that they held.
+    - `preemptions`: spot workers lost during the run; `lost_samples`: samples in flight that others had to go on with.
     - `rank_correlation`: mean over iterations; `variance_ratio`: reward variance of kept over random seeds.
     """
     log = list(events)
@@ -41,7 +41,8 @@ def summarise(events: Iterable[Event], metrics: Iterable[Mapping[str, Any]], *, 
     steps = int(max((row["step"] for row in rows if "train/reward" in row), default=0))
     trained = sum(event["kind"] == "phase" and event["name"] == "train" for event in log)
     explored = {event["iteration"]: len(event["results"]) for event in _of(log, "explored")}
-    losses = _preemptions(log)
+    spot = {event["worker"] for event in _of(log, "worker_joined") if event["role"] == "spot"}
+    losses = _preemptions(log, spot)
     summary: Summary = {
         "status": _status(log),
         **_ends("eval_reward", _values(rows, "eval/reward")),
@@ -58,7 +59,7 @@ def summarise(events: Iterable[Event], metrics: Iterable[Mapping[str, Any]], *, 
         "gpu_s": {f"{role}_{phase}": seconds for (role, phase), seconds in cost.gpu_s.items()},
         "seeds_explored": sum(explored.values()),
         "preemptions": len(losses),
-        "lost_samples": sum(event["requests"] for event in losses),
+        "lost_samples": sum(event["count"] for event in _of(log, "lease_lost") if event["worker"] in spot),
         "lost_steps": cost.lost_steps,
         "lost_usd": cost.lost_usd,
         "failed_samples": len(_of(log, "request_failed")),
@@ -112,9 +113,8 @@ def _status(log: Sequence[Event]) -> str:
     return str(ends[-1]["status"]) if ends and ends[-1]["kind"] == "run_ended" else "unfinished"
 
 
-def _preemptions(log: Sequence[Event]) -> list[Event]:
+def _preemptions(log: Sequence[Event], spot: Collection[str]) -> list[Event]:
     """Losses of spot workers while the run went on; those that leave at its end are none."""
-    spot = {event["worker"] for event in _of(log, "worker_joined") if event["role"] == "spot"}
     losses: list[Event] = []
     running = False
     for event in log:

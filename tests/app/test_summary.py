@@ -40,7 +40,7 @@ EVENTS = [
     event(4, "explored", iteration=2, results=[1, 2]),
     event(3, "lease_granted", lease=0, worker="w1", request_kind="explore"),
     event(5, "worker_lost", worker="w1", reason="killed", requests=4),
-    event(5, "lease_lost", lease=0, worker="w1", committed_steps=12, lost_steps=12),
+    event(5, "lease_lost", lease=0, worker="w1", count=4, committed_steps=12, lost_steps=12),
     event(5, "request_failed"),
     # killed after two iterations with a checkpoint of the first
     event(5, "run_started", iteration=1),
