@@ -186,7 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker, lease = self.history[-1] if recent else data.draw(st.sampled_from(self.history))
         count = data.draw(st.integers(0, len(lease.requests)))
         for request in lease.requests[:count]:
-            if error and not wrong and self.held.get(request.key) == lease.id and worker in self.workers:
+            if error and self.held.get(request.key) == lease.id:
                 self.committed.pop(request.key, None)
         self.tell(m.Results(worker, lease.id, results(lease, worker, wrong, error)[:count]))
 
