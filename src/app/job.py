@@ -44,13 +44,14 @@ def launch(config: DictConfig) -> float | None:
     return result
 
 
-def post_train(config: DictConfig) -> float:
-    """Post-trains a model and returns the final held-out reward.
+def post_train(config: DictConfig) -> float | None:
+    """Post-trains a model and returns the final held-out reward (None if nothing was left to do).
 
     Raises:
         ConfigError: bad configuration or input.
         JobFailed: a part of the job died.
         Interrupted: SIGINT or SIGTERM; a checkpoint was saved.
+        KeyboardInterrupt: the second of them; the last checkpoint is that of an earlier iteration.
     """
     plan = plan_run(config)
     for warning in plan.warnings:
@@ -73,7 +74,8 @@ def post_train(config: DictConfig) -> float:
     if told:
         raise Interrupted(f"stopped by {asked_to_stop.name}; go on with ckpt_path=last paths.output_dir={plan.folder}")
     print(five_lines(terminal.summary, plan.folder))
-    return float(terminal.summary["eval_reward_end"])
+    reward: float | None = terminal.summary["eval_reward_end"]
+    return reward
 
 
 class Terminal:
@@ -131,7 +133,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(f"stopped at once by {signal.Signals(number).name}")
         self.name = signal.Signals(number).name
         print("stopping after this iteration (again: at once)", file=sys.stderr)
 
