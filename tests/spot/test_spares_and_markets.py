@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from src.core.types import RequestKind
-from src.spot.market import Market
-from src.spot.traces import Change, Trace
+from src.spot import market as mk
 from tests.spot.conftest import BATCH_SIZE, Run, make_coordinator, until
 from tests.spot.fakes import FakeEngine, requests, reward
 
@@ -91,41 +91,64 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_one_and_a_spare_takes_over(tm
         assert_every_loss_went_on_where_it_was_committed(run, commit_every=1)
 
 
-def trace(duration_s: float, *changes: tuple[float, str, bool]) -> Trace:
-    return Trace("made", duration_s, tuple(Change(*change) for change in changes))
+class Puppet:
+    """A market that does what it is told: however slow the machine is, nothing happens too early."""
+
+    nodes = ("node0", "node1")
+    next_s = math.inf
+
+    def __init__(self) -> None:
+        self.will_do: deque[mk.Action] = deque()
+
+    def handle(self, now_s: float, event: mk.Event) -> list[mk.Action]:
+        if isinstance(event, mk.Start):
+            return [mk.Return(node) for node in self.nodes]
+        return [self.will_do.popleft() for _ in range(len(self.will_do))]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_workers_follow_a_market_down_to_zero_and_up_again(tmp_path):
-    market = Market(
-        trace=trace(
-            600.0,
-            (0.0, "a", True),
-            (0.0, "b", True),
-            (20.0, "a", False),
-            (23.0, "b", False),
-            (30.0, "c", True),
-            (33.0, "d", True),
-        ),
-        nodes=2,
-        grace_s=2.0,
-    )
+    market = Puppet()
     with started(tmp_path, commit_every=2, spot_workers=1, spares=1, market=market) as run:
-        until(lambda: len(run.pids()) == 2, within_s=18, what="two workers")
+        until(lambda: len(run.pids()) == 2, within_s=60, what="two workers")
         policy = run.publish()
-        asked = requests(EXPLORE, 160, policy=policy, iteration=policy.iteration + 1)
+        asked = requests(EXPLORE, 40, policy=policy, iteration=policy.iteration + 1)
         run.cluster.submit(asked)
-        until(lambda: len(run.events("worker_lost")) == 2, within_s=40, what="the end of both nodes")
+        until(lambda: len(run.events("lease_granted")) >= 3, within_s=60, what="work for both")
+        market.will_do += [mk.Notice(node, 60.0) for node in market.nodes]
+        until(lambda: len(run.events("worker_lost")) == 2, within_s=30, what="both to give way")
+        market.will_do += [mk.Kill(node) for node in market.nodes]
         assert [event["reason"] for event in run.events("worker_lost")] == ["preempted"] * 2
+        assert {event["lost_steps"] for event in run.events("lease_lost")} == {0}  # they had time to commit
         assert run.cluster.workers() == 0
-        made = run.cluster.close(asked, wait_s=90)
-        assert_made_once(made, asked)
-        assert len(run.events("notice")) == 2
-        joined = [(e["node"], e["incarnation"]) for e in run.events("worker_joined", role="spot")]
-        assert Counter(node for node, _ in joined) == Counter(dict.fromkeys(market.nodes, 2))
-        assert run.events("lease_lost")
+        time.sleep(1.0)
+        assert run.cluster.workers() == 0
+        market.will_do.append(mk.Return("node1"))
+        assert_made_once(run.cluster.close(asked, wait_s=90), asked)
+        assert [event["worker"] for event in run.events("notice")] == ["spot-node0-0.0", "spot-node1-0.0"]
+        assert [e["worker"] for e in run.events("worker_joined", role="spot")][2:] == ["spot-node1-0.1"]
         assert_every_loss_went_on_where_it_was_committed(run, commit_every=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_frozen_worker_under_notice_is_killed_at_its_deadline(tmp_path, thaw):
+    market = Puppet()
+    with started(tmp_path, commit_every=1, spot_workers=1, market=market) as run:
+        until(lambda: len(run.pids()) == 2, within_s=60, what="two workers")
+        policy = run.publish()
+        asked = requests(EXPLORE, 16, policy=policy, iteration=policy.iteration + 1)
+        run.cluster.submit(asked)
+        victim, pid = run.busy_worker()
+        thaw.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+        market.will_do.append(mk.Notice(victim.split("-")[1], 0.5))
+        until(lambda: run.events("worker_lost", worker=victim), within_s=20, what="its end")
+        assert run.events("worker_lost", worker=victim)[0]["reason"] == "preempted"
+        until(lambda: not os.path.exists(f"/proc/{pid}"), within_s=10, what="death of the frozen process")
+        assert_made_once(run.cluster.close(asked, wait_s=90), asked)
+        assert_every_loss_went_on_where_it_was_committed(run, commit_every=1)
 
 
 class Chaos(threading.Thread):
