@@ -71,10 +71,12 @@ class _Exploring:
     def batch_size(self) -> int:
         return self._engine.batch_size
 
-    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
+    def serve(
+        self, requests: Sequence[SampleRequest], worker: str, **how: Any
+    ) -> tuple[list[SampleResult], WorkReport]:
         exploring = requests[0].key.kind is RequestKind.EXPLORE
         asked = [self.instead(request) for request in requests] if exploring else requests
-        results, report = self._engine.serve(asked, worker)
+        results, report = self._engine.serve(asked, worker, **how)
         answered = zip(results, requests, strict=True)
         return [replace(result, key=request.key) for result, request in answered], report
 

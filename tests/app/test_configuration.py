@@ -13,7 +13,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.utils import get_method, instantiate
 from omegaconf import OmegaConf
 
-from src.app.config import ConfigError, build
+from src.app.config import ConfigError, build, spot_places
 from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
 
 GROUPS = sorted(folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir())
@@ -108,6 +108,14 @@ BAD_VALUES = {
     "trainer.max_steps=0": ["trainer.max_steps", "got 0"],
     "parallel.sp_degree=2": ["parallel.sp_degree=2"],
     "cluster.spot_workers=-1": ["cluster.spot_workers", "got -1"],
+    "cluster.workers_per_node=0": ["cluster.workers_per_node", "got 0"],
+    "cluster.spares=1.5": ["cluster.spares", "1.5"],
+    "cluster.commit_every=-1": ["cluster.commit_every", "got -1"],
+    "cluster.lease_target_s=-1": ["cluster.lease_target_s", "got -1"],
+    "cluster.notices={_target_: src.spot.clouds.AwsSigns, adress: a}": ["cluster.notices", "adress"],
+    "market.grace_s=soon": ["market.grace_s", "'soon'"],
+    "market.spot_usd_per_gpu_hour=-1": ["prices", "spot_usd_per_gpu_hour", "got -1"],
+    "prices=catalog": ["market.zone", "us-central1-a"],
     "explore.sync=foo": ["explore.sync", "'foo'"],
     "explore.sync=replay": ["explore.replay_from", "None"],
     "explore.replay_from=/nowhere": ["explore.replay_from=/nowhere", "explore.sync=await"],
@@ -124,6 +132,30 @@ def test_a_bad_value_is_refused_in_one_line_before_anything_starts(tmp_path, ove
     message = str(refused.value)
     assert [text for text in BAD_VALUES[override] if text not in message] == []
     assert "\n" not in message
+
+
+BAD_MARKETS = {
+    "market.nodes=0": ["market", "nodes must be within 1..", "got 0"],
+    "market.trace=/nowhere.csv": ["market", "/nowhere.csv"],
+    "market.time_scale=0": ["market", "time_scale", "got 0"],
+    "market.grace_s=-1": ["market.grace_s", "got -1"],
+    "market.trace=${paths.root_dir}/conf/train.yaml": ["market", "conf/train.yaml:1"],
+}
+
+
+@pytest.mark.parametrize("override", BAD_MARKETS)
+def test_a_bad_market_is_refused_in_one_line_before_anything_starts(tmp_path, override):
+    with pytest.raises(ConfigError) as refused:
+        configuration(tmp_path, *TINY, EXPLORED, "market=replay", override)
+    message = str(refused.value)
+    assert [text for text in BAD_MARKETS[override] if text not in message] == []
+    assert "\n" not in message
+
+
+def test_the_market_decides_how_many_spot_workers_there_are(tmp_path):
+    assert spot_places(configuration(tmp_path, *TINY, EXPLORED, "cluster.spot_workers=3")) == 3
+    market = ("market=replay", "market.nodes=5", "cluster.workers_per_node=2")
+    assert spot_places(configuration(tmp_path, *TINY, EXPLORED, *market)) == 10
 
 
 def test_a_window_must_fit_the_steps(tmp_path):
