@@ -72,15 +72,18 @@ class Curves:
 
         return self.gain(quantile)
 
-    def best_rates(self, gain_PM: Array, asked_P: Array, room: float) -> Array:
+    def best_rates(self, gain_PM: Array, asked_P: Array, reached_P: Array, room: float) -> Array:
         """The highest gain per seed that each prompt can reach with at most `room` more seeds; 0 if none.
+
+        `reached_P` is the gain at the sizes `asked_P`.
 
         Gains are not concave: the first G seeds bring nothing by themselves. So the rate is the best average up to
         any larger size, the slope of the concave hull at `asked_P`.
         """
         more_PM = self.sizes - asked_P[:, None]
-        rate_PM = (gain_PM - self.at(gain_PM, asked_P)[:, None]) / np.maximum(more_PM, 1.0)
-        return np.asarray(np.where((more_PM >= 1) & (more_PM <= room), rate_PM, 0.0).max(axis=1))
+        reachable_PM = (more_PM >= 1) & (more_PM <= room)
+        rate_PM = (gain_PM - reached_P[:, None]) / np.maximum(more_PM, 1.0)
+        return np.asarray(np.where(reachable_PM, rate_PM, 0.0).max(axis=1))
 
     def at(self, gain_PM: Array, asked_P: Array) -> Array:
         """The gain of each prompt at its own size, between grid points in proportion; 0 below G."""

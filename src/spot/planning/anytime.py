@@ -49,6 +49,8 @@ class Round:
     busy_since_s: dict[str, float] = field(default_factory=dict)
     """When each worker began the pass that it is making."""
     started_s: float | None = None
+    seed_usd: float = 0.0
+    """What exploring a seed costs at present: worker time at the spot price; 0 while nothing is known."""
     timed: bool = False
     """Whether it was known how much time there is."""
     ended: bool = False
@@ -183,9 +185,11 @@ class AnytimePlanner(ABC):
         if now.stopped or now.ended or not now.workers:
             return actions
         if not any(now.asked):
+            now.seed_usd = self._seed_usd(now)
             self._prepare(now, self._room(now_s, now))
         room = self._room(now_s, now)
         now.timed = now.timed or room < math.inf
+        now.seed_usd = self._seed_usd(now)
         ahead = _PASSES_AHEAD * now.pass_size
         while now.outstanding < ahead:
             left = room - now.outstanding
@@ -220,7 +224,6 @@ class AnytimePlanner(ABC):
         return room
 
     def _seed_usd(self, now: Round) -> float:
-        """What exploring one seed costs: worker time at the spot price. 0 while nothing is known."""
         rates = [
             worker.batch_size / (step_s * now.steps)
             for worker in now.workers

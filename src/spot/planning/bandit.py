@@ -82,10 +82,11 @@ class Bandit(AnytimePlanner):
         slope = self._slope(now, now.steps)
         asked_P = np.array(now.asked, dtype=np.float64)
         gain_PM = self._gains(now)
-        contrast = 1 + self._sober_slope(now) * float(prospects.curves.at(gain_PM, asked_P).mean()) / reference
+        reached_P = prospects.curves.at(gain_PM, asked_P)
+        contrast = 1 + self._sober_slope(now) * float(reached_P.mean()) / reference
         if contrast >= self._learning.saturation:
             return "more contrast would teach no more"
-        rate_P = prospects.curves.best_rates(gain_PM, asked_P, room)
+        rate_P = prospects.curves.best_rates(gain_PM, asked_P, reached_P, room)
         rate_P *= self._attitude.stretch(prospects.doubt_P, (self._seed, now.opened.iteration))
         best = float(rate_P.max())
         if not best > 0:
@@ -120,15 +121,14 @@ class Bandit(AnytimePlanner):
         iteration_s = self._iteration.expected
         if iteration_s is None:
             return True
-        seed_usd = self._seed_usd(now)
         iteration_usd = now.opened.reserved_usd_per_hour / 3600 * iteration_s
-        worth_usd = progress_usd(self._learning.progress(contrast), iteration_usd, sum(now.asked) * seed_usd)
-        return learning * worth_usd >= seed_usd
+        worth_usd = progress_usd(self._learning.progress(contrast), iteration_usd, sum(now.asked) * now.seed_usd)
+        return learning * worth_usd >= now.seed_usd
 
     def _best_steps(self, now: Round, room: float) -> int:
         """T or one of the previews: what gives most progress per usd with `room` denoising steps to spend."""
         curves = self._outlook(now).curves
-        step_usd = self._seed_usd(now) / now.steps
+        step_usd = now.seed_usd / now.steps
         iteration_usd = now.opened.reserved_usd_per_hour / 3600 * (self._iteration.expected or 0.0)
         relative_M = curves.normal / (1 - 1 / now.opened.keep)
 

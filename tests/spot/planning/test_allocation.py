@@ -56,11 +56,15 @@ def test_equal_rewards_promise_nothing() -> None:
 
 def test_the_best_rate_looks_beyond_the_seeds_that_bring_nothing() -> None:
     curves = Curves(keep=4, candidates=16)
-    rate = curves.best_rates(curves.normal[None], np.array([0.0]), room=np.inf)[0]
-    per_seed = curves.normal / curves.sizes
-    assert rate == pytest.approx(per_seed.max())
-    assert curves.best_rates(curves.normal[None], np.array([0.0]), room=4)[0] == 0.0  # G seeds leave no choice
-    assert curves.best_rates(curves.normal[None], np.array([16.0]), room=np.inf)[0] == 0.0
+
+    def rate(asked: float, room: float) -> float:
+        asked_P = np.array([asked])
+        reached_P = curves.at(curves.normal[None], asked_P)
+        return float(curves.best_rates(curves.normal[None], asked_P, reached_P, room)[0])
+
+    assert rate(0, np.inf) == pytest.approx((curves.normal / curves.sizes).max())
+    assert rate(0, 4) == 0.0  # G seeds leave no choice
+    assert rate(16, np.inf) == 0.0
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30), st.integers(1, 8), st.integers(0, 40))
