@@ -212,7 +212,7 @@ class Fleet:
             if self._watcher.is_alive():  # it waits for an answer
                 os.kill(self._host_pid, signal.SIGKILL)
                 self._watcher.join(_PATIENCE_S)
-        ray.shutdown()
+        session.stop()
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         self._reaper.wait()

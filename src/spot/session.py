@@ -78,6 +78,15 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
     return address
 
 
+def stop() -> None:
+    """Ends Ray, if it was started."""
+    node = ray._private.worker._global_node
+    if node is not None:  # its daemons do not hear the SIGTERM after which Ray would wait a second for each of them
+        kill = node.kill_all_processes
+        node.kill_all_processes = lambda **options: kill(**{**options, "allow_graceful": False})
+    ray.shutdown()
+
+
 def connect(address: str) -> Any:
     """Connects a training rank to the job's Ray and returns the coordinator's actor."""
     with _own_sigterm_handler():
