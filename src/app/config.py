@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -152,6 +153,9 @@ def check(config: Config) -> None:
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
     geometry(config)
     build(config["planner"], "planner")
+    cpus, there = config["cluster"]["cpus"], os.sched_getaffinity(0)
+    if not set(cpus or ()) <= there:
+        raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
     if config["cluster"]["notices"] is not None:
         build(config["cluster"]["notices"], "cluster.notices")
     build_market(config)

@@ -181,6 +181,7 @@ def _fleet(plan: RunPlan) -> Fleet:
         engine=partial(make_engine, plan.config),
         settings=WorkerSettings(
             niceness=cluster["nice"],
+            cpus=tuple(cluster["cpus"] or ()),
             threads=cluster["threads"],
             commit_every=cluster["commit_every"],
             grace_s=plan.config["market"]["grace_s"],

@@ -90,7 +90,7 @@ class Cluster(Section):
     device: str
     threads: Count
     nice: Annotated[int, Field(ge=0, le=19)]
-    cpus: list[int] | None = None
+    cpus: list[Whole] | None
     heartbeat_timeout_s: Annotated[float, Field(gt=0)]
     lease_target_s: Seconds
     commit_every: Whole

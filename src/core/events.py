@@ -20,6 +20,7 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     result_rejected  worker, request_kind, iteration, instance, seed, reason
     request_failed   request_kind, iteration, instance, seed, attempts, error
     closed           request_kind, iteration, accepted, dropped
+    wait_given_up    request_kind, iteration, missing     (no worker is left, or to come, who could make the rest)
     explored         iteration, version, results: [{instance, seed, reward, digest}]   (to choose from)
     kept             iteration, seeds: {instance: [seed, ...]}
     audited          iteration, pairs: [{instance, seed, stale, fresh}]
