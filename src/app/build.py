@@ -53,6 +53,7 @@ def build_module(
         audit=Audit(**explore["audit"]),
         old_logprob=algo["old_logprob"],
         optimizer=optimizer,
+        ema=build(algo["ema"], "algo.ema") if algo["ema"] else None,
     )
 
 

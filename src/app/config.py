@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.core.events import read_jsonl
 from src.core.folders import FolderError, verify
+from src.models.location import is_model
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
 from src.tasks.task import RenderedTask
@@ -127,7 +128,7 @@ def check(config: Config) -> None:
     heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
     if not 1 <= wanted <= heldout:
         raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")
-    if not (Path(config["model"]["path"]) / "model_index.json").is_file():
+    if not is_model(config["model"]["path"]):
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
     geometry(config)
 

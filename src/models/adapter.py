@@ -174,14 +174,14 @@ class DiTAdapter(ABC):
 
         Each text is encoded alone, so that its embedding does not depend on its neighbours in the batch.
         """
-        known = {text: self._encoded.pop(text) for text in dict.fromkeys(prompts) if text in self._encoded}
+        cached = self._encoded if self.cache_prompts else {}
+        known = {text: cached.pop(text) for text in dict.fromkeys(prompts) if text in cached}
         for text in prompts:
             if text not in known:
                 known[text] = self.prompt_encoder.encode([text]).to(self.device)
-        if self.cache_prompts:
-            self._encoded |= known
-            for text in list(self._encoded)[:-CACHED_TEXTS]:
-                del self._encoded[text]
+        cached |= known  # at the end of the dictionary: these were used last
+        for text in list(cached)[:-CACHED_TEXTS]:
+            del cached[text]
         return Conditioning.cat([known[text] for text in prompts])
 
     def decode(self, latents_BLC: torch.Tensor) -> NDArray[np.uint8]:

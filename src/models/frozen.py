@@ -132,7 +132,7 @@ class VAEDecoder:
         grid = {"rows": height // PIXELS_PER_TOKEN, "columns": width // PIXELS_PER_TOKEN}
         images = []
         with self._resting.awake() as device:
-            for part in latents_BLC.split(self.batch):
+            for part in torch.split(latents_BLC, self.batch):
                 filled = torch.cat([part, part[:1].expand(self.batch - len(part), -1, -1)])
                 pixels = self._decode(self.vae, unpack(filled.to(device, torch.float32), **grid))
                 levels = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)

@@ -33,6 +33,7 @@ from src.core.types import (
 from src.models.adapter import DiTAdapter
 from src.rl.advantages import Advantages, GroupAdvantage
 from src.rl.audit import AuditPair, audit_statistics
+from src.rl.ema import EMA
 from src.rl.geometry import BatchGeometry
 from src.rl.loss import LossSums
 from src.rl.policy_gradient import PolicyGradient, TrainingSet
@@ -71,6 +72,7 @@ class FlowGRPO(pl.LightningModule):
         window: the stochastic steps of an iteration.
         old_logprob: `rollout` trusts the log-probabilities that came with the samples, `recompute` none of them,
             `auto` those with this rank's fingerprint.
+        ema: running average of the trained weights, kept beside them.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class FlowGRPO(pl.LightningModule):
         audit: Audit,
         old_logprob: str,
         optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+        ema: EMA | None = None,
     ) -> None:
         super().__init__()
         if old_logprob not in ("auto", "rollout", "recompute"):
@@ -103,6 +106,7 @@ class FlowGRPO(pl.LightningModule):
         self.transformer = adapter.transformer  # registered here, so that Lightning sees its parameters
         self.seed_bank = seed_bank
         self.geometry = geometry
+        self.ema = ema
         self.iteration = 0
         """Iterations done. Lightning's global_step counts optimizer steps, so nothing here uses it."""
         self._save_weights = save_weights
@@ -170,14 +174,16 @@ class FlowGRPO(pl.LightningModule):
             advantages_B[rows] = torch.as_tensor(values, dtype=torch.float32, device=self.device)
         cond = self.adapter.encode([batch.prompts[instance].text for instance in rollouts.instances_B])
         spec = self.spec(batch.iteration)
-        old_BS = rollouts.log_probs_BS.clone()
+        old_BS, old_means_BSLC = rollouts.log_probs_BS.clone(), None
         untrusted = self._untrusted(rollouts)
-        if untrusted:
-            with watch.phase("recompute"):
+        with watch.phase("recompute"):
+            if self._policy_gradient.needs_old_means:
+                old_BS, old_means_BSLC = self._policy_gradient.old_policy(rollouts, cond, spec)
+            elif untrusted:
                 old_BS[untrusted] = self._policy_gradient.log_probs(rollouts, cond, spec, untrusted)
         drift_BS = (old_BS - rollouts.log_probs_BS).exp()
         metrics = {"train/ratio_rollout": float(drift_BS.mean()), "train/recomputed": float(len(untrusted))}
-        return TrainingSet(rollouts, cond, spec, advantages_B, old_BS), metrics
+        return TrainingSet(rollouts, cond, spec, advantages_B, old_BS, old_means_BSLC), metrics
 
     def update(self, batch: Batch, data: TrainingSet) -> dict[str, float]:
         """The optimizer updates of the iteration; each takes its share of the groups."""
@@ -192,7 +198,10 @@ class FlowGRPO(pl.LightningModule):
                 done[:] = [self._policy_gradient.backward(data, pairs, scale=1 / count, backward=self.updater.backward)]
                 return done[0].means()["policy_loss"]
 
-            norms.append(self.updater.apply(batch.iteration * self.geometry.updates + number, closure))
+            serial = batch.iteration * self.geometry.updates + number
+            norms.append(self.updater.apply(serial, closure))
+            if self.ema is not None:
+                self.ema.update(self.trained, serial + 1)
             sums, first = sums + done[0], first if first.pairs else done[0]
         skipped = {"train/skipped_updates": float(self.updater.skipped)}
         return update_metrics(sums, first, norms, self.parameters_trained) | skipped
@@ -222,6 +231,8 @@ class FlowGRPO(pl.LightningModule):
 
     def _untrusted(self, rollouts: Rollouts) -> list[int]:
         """Rows whose log-probabilities are computed anew."""
+        if self._policy_gradient.needs_old_means:
+            return list(range(len(rollouts)))
         if self._old_logprob == "rollout":
             return []
         trusted = self._fingerprint if self._old_logprob == "auto" else None
@@ -296,6 +307,15 @@ class FlowGRPO(pl.LightningModule):
     @property
     def updater(self) -> Updater:
         return cast(Updater, self.trainer.strategy.updater)  # type: ignore[attr-defined]
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The trained parameters by name."""
+        return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+
+    def on_fit_start(self) -> None:
+        if self.ema is not None:
+            self.ema.start(self.trained)  # after the callbacks' hooks: a checkpoint has been loaded by now
 
     @property
     def parameters_trained(self) -> int:

@@ -43,7 +43,9 @@ CASES = {
         tokens=160,
     ),
     "sd3": Case(
-        lambda steps, tokens: double_shift_schedule(steps, shift=3.0), {"guidance_scale": 4.5, "negative_prompt": ""}, 4.5
+        lambda steps, tokens: double_shift_schedule(steps, shift=3.0),
+        {"guidance_scale": 4.5, "negative_prompt": ""},
+        4.5,
     ),
     "flux": Case(lambda steps, tokens: flux_schedule(steps, image_tokens=tokens), {"guidance_scale": 3.5}, 3.5),
 }
