@@ -91,6 +91,7 @@ def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.
             "folder": folder / "images",
             "last": last,
         },
+        "export": lambda: {"folder": folder, "last": last, "config": config},
         "checkpoint": lambda: {"root": folder / CHECKPOINTS, "last": last, "base": base, "resume": resume},
     }
     callbacks = []

@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class EMA:
-    """average <- d average + (1 - d) weights after every `every`-th optimizer update n, d = min(decay, (1 + n) / (10 + n)).
+    """average <- d average + (1 - d) weights, after optimizer updates n = `every`, 2 `every`, ...
 
-    The rising d lets the average forget the first weights soon (as in Flow-GRPO).
+    d = min(decay, (1 + n) / (10 + n)): as it rises, the average forgets the first weights soon (as in Flow-GRPO).
 
     Args:
         decay: d in the long run, in [0, 1).

@@ -95,10 +95,8 @@ def qwen_image() -> diffusers.QwenImagePipeline:
         "out_hidden_size": 16,
         "fullatt_block_indexes": [0],
     }
-    special_ids = {
-        name: tokenizer.pad_token_id
-        for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    }
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    special_ids = dict.fromkeys(names, tokenizer.pad_token_id)
     config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **special_ids)
     return diffusers.QwenImagePipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(

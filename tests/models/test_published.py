@@ -51,12 +51,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("published")
-    return {family: published.save(family, root / family) for family in CASES}
-
-
 def schedule_for(family: str, height: int, width: int) -> Any:
     return lambda steps: CASES[family].schedule(steps, image_tokens(height, width))
 
