@@ -22,7 +22,7 @@ from src.core.folders import FolderError, verify
 from src.models.location import is_model
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
-from src.tasks.task import RenderedTask
+from src.tasks.task import Task
 
 Config = Mapping[str, Any]
 """A resolved configuration: dictionaries, lists and plain values, as in a run folder's config.yaml."""
@@ -125,7 +125,8 @@ def check(config: Config) -> None:
         with refusing("explore.replay_from"):
             ReplayLog(Path(explore["replay_from"]) / "events.jsonl")
     build(config["planner"], "planner")
-    heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
+    with refusing("data.task"):
+        heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
     if not 1 <= wanted <= heldout:
         raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")
     if not is_model(config["model"]["path"]):
@@ -152,14 +153,14 @@ def geometry(config: Config) -> BatchGeometry:
     Raises:
         ConfigError: they do not fit; the message names each that does not.
     """
-    algo, task = config["algo"], build(config["data"]["task"], "data.task")
+    algo, prompts = config["algo"], task(config)
     window = build(algo["window"], "algo.window")
     with refusing("algo.window"):
         stochastic_steps = len(window.steps(algo["steps"], 0, 0))
     try:
         return BatchGeometry(
             prompts_per_iteration=config["data"]["prompts_per_iteration"],
-            prompts_available=len(task.train_prompts),
+            prompts_available=len(prompts.train_prompts),
             group_size=algo["group_size"],
             explored_per_prompt=config["planner"].get("seeds_per_prompt", 0),
             steps=algo["steps"],
@@ -172,9 +173,9 @@ def geometry(config: Config) -> BatchGeometry:
         raise ConfigError(re.sub(r"\w+(?= must)", lambda name: _KEYS[name[0]], str(error))) from error
 
 
-def task(config: Config) -> RenderedTask:
+def task(config: Config) -> Task:
     """The task whose prompts are trained and evaluated on."""
-    built: RenderedTask = build(config["data"]["task"], "data.task")
+    built: Task = build(config["data"]["task"], "data.task")
     return built
 
 
