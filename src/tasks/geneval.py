@@ -69,7 +69,7 @@ def _plural(name: str) -> str:
 
 def _two(items: Sequence[str], rng: np.random.Generator) -> tuple[str, str]:
     first, second = rng.choice(len(items), size=2, replace=False)
-    return items[first], items[second]
+    return items[int(first)], items[int(second)]
 
 
 def _colourable(classes: Sequence[str]) -> list[str]:

@@ -32,9 +32,21 @@ SCENES = (
     'A luggage tag with "{}" handwritten on it, in an airport.',
 )
 
-OPENINGS = tuple("Open Daily Last First Golden Quiet Lost Secret Grand Old Wild Silver Free Fresh Lucky Little".split())
-MIDDLES = tuple("Harbor Garden Bakery Signal Lantern Winter River Market Engine Summit Compass Orchard".split())
-ENDINGS = tuple("Ahead Today Only Inside 24 2049 Station House Club Exit Zone Tour Sale Week Lab No.7".split())
+OPENINGS = ("Open", "Daily", "Last", "First", "Golden", "Quiet", "Lost", "Secret", "Grand", "Old", "Wild", "Fresh")
+MIDDLES = (
+    "Harbor",
+    "Garden",
+    "Bakery",
+    "Signal",
+    "Lantern",
+    "Winter",
+    "River",
+    "Market",
+    "Engine",
+    "Summit",
+    "Compass",
+)
+ENDINGS = ("Ahead", "Today", "Only", "Inside", "24", "2049", "Station", "House", "Club", "Exit", "Zone", "Tour", "Lab")
 
 
 class SignsTask:
