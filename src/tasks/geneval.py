@@ -32,7 +32,7 @@ class GenEvalTask:
 
     name = "geneval"
 
-    def __init__(self, *, heldout: str | Path, classes: str | Path, train_size: int = 20_000) -> None:
+    def __init__(self, *, heldout: str | Path, classes: str | Path, train_size: int = 10_000) -> None:
         if train_size < 1:
             raise ValueError(f"train_size must be at least 1, got {train_size}")
         self._heldout = Path(heldout)
@@ -51,7 +51,7 @@ class GenEvalTask:
         tags = [tag for tag, weight in WEIGHTS.items() for _ in range(weight)]
         prompts: list[Prompt] = []
         while len(prompts) < self._train_size:
-            tag = tags[rng.integers(len(tags))]
+            tag = _one(tags, rng)
             row = {"tag": tag, **KINDS[tag](self._classes, rng)}
             if row["prompt"] not in seen:
                 seen.add(row["prompt"])
@@ -65,6 +65,10 @@ def _article(name: str) -> str:
 
 def _plural(name: str) -> str:
     return f"{name}es" if name.endswith("s") else f"{name}s"
+
+
+def _one(items: Sequence[str], rng: np.random.Generator) -> str:
+    return items[int(rng.integers(len(items)))]
 
 
 def _two(items: Sequence[str], rng: np.random.Generator) -> tuple[str, str]:
@@ -83,7 +87,7 @@ def _two_object(classes: Sequence[str], rng: np.random.Generator) -> dict[str, A
 
 
 def _counting(classes: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
-    name, count = classes[rng.integers(len(classes))], int(rng.integers(2, 5))
+    name, count = _one(classes, rng), int(rng.integers(2, 5))
     return {
         "include": [{"class": name, "count": count}],
         "exclude": [{"class": name, "count": count + 1}],
@@ -92,15 +96,14 @@ def _counting(classes: Sequence[str], rng: np.random.Generator) -> dict[str, Any
 
 
 def _colors(classes: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
-    names = _colourable(classes)
-    name, color = names[rng.integers(len(names))], COLORS[rng.integers(len(COLORS))]
+    name, color = _one(_colourable(classes), rng), _one(COLORS, rng)
     include = [{"class": name, "count": 1, "color": color}]
     return {"include": include, "prompt": f"a photo of {_article(color)} {name}"}
 
 
 def _position(classes: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
     a, b = _two(classes, rng)
-    relation = RELATIONS[rng.integers(len(RELATIONS))]
+    relation = _one(RELATIONS, rng)
     include = [{"class": b, "count": 1}, {"class": a, "count": 1, "position": [relation, 0]}]
     return {"include": include, "prompt": f"a photo of {_article(a)} {relation} {_article(b)}"}
 

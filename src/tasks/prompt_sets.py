@@ -42,7 +42,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     if not path.is_file():
         raise ValueError(f"there is no prompt file {path}")
     lines = path.read_text(encoding="utf-8").splitlines()
-    prompts = []
+    prompts: list[Prompt] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             text, metadata = _READERS[path.suffix](line, f"{path}:{number}")

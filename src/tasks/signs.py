@@ -59,7 +59,7 @@ class SignsTask:
 
     name = "ocr"
 
-    def __init__(self, *, heldout: str | Path, train_size: int = 20_000) -> None:
+    def __init__(self, *, heldout: str | Path, train_size: int = 10_000) -> None:
         texts = len(OPENINGS) * (1 + len(MIDDLES) * (1 + len(ENDINGS)))
         if not 1 <= train_size <= len(SCENES) * texts // 2:
             raise ValueError(f"train_size must be in 1..{len(SCENES) * texts // 2}, got {train_size}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +23,13 @@ from src.rl.rewards.jpeg import JPEGCompressibility, JPEGIncompressibility, jpeg
 from src.rl.rewards.pool import ProcessPool
 from src.rl.rewards.reward import ScoreError, score_samples
 from src.tasks.text import font_folder
+from tests.rewards.mean import Mean
 
 PROMPTS = [Prompt(0, "a photo of two red apples"), Prompt(1, "a photo of a cat below a chair")]
 
 
 def images(seed: int = 0, batch: int = 2, side: int = 40) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (batch, side, side, 3), dtype=np.uint8)
-
-
-class Mean:
-    """The mean pixel; dark images cannot be scored, and one of 255 kills its process."""
-
-    name = "mean"
-
-    def __init__(self, *, darkest: float = 0.0) -> None:
-        self._darkest = darkest
-
-    def score(self, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        mean_B = images_BHWC.mean(axis=(1, 2, 3))
-        if mean_B.min() < self._darkest:
-            raise ScoreError("too dark")
-        if mean_B.max() == 255:
-            os._exit(3)
-        return np.asarray(mean_B, np.float32)
 
 
 # ---------------------------------------------------------------- sums
