@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
@@ -24,6 +22,7 @@ from src.rl.rewards.pool import ProcessPool
 from src.rl.rewards.reward import ScoreError, score_samples
 from src.tasks.text import font_folder
 from tests.rewards.mean import Mean
+from tests.rewards.tiny_weights import save_clip, save_detector
 
 PROMPTS = [Prompt(0, "a photo of two red apples"), Prompt(1, "a photo of a cat below a chair")]
 
@@ -126,23 +125,7 @@ def test_ocr_reads_what_is_written():
 
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny CLIP with random weights, its tokenizer trained on a few prompts."""
-    folder = tmp_path_factory.mktemp("clip")
-    tokenizer = transformers.CLIPTokenizer().train_new_from_iterator([[p.text for p in PROMPTS]], 400)
-    text = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 32, "patch_size": 8}
-    heads = {"num_attention_heads": 2}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = transformers.CLIPConfig(
-            text_config=text | special | heads, vision_config=vision | heads, projection_dim=8
-        )
-        transformers.CLIPModel(config).save_pretrained(folder)
-    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
-    processor = transformers.CLIPProcessor(transformers.CLIPImageProcessor(**size), tokenizer)
-    processor.save_pretrained(folder)
-    return folder
+    return save_clip(tmp_path_factory.mktemp("clip"), [prompt.text for prompt in PROMPTS])
 
 
 def expected_cosines(folder: Path, pictures: NDArray[np.uint8]) -> list[float]:
@@ -184,20 +167,7 @@ def test_a_missing_model_is_one_clear_error(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def detector_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mask2former")
-    stages = [f"stage{number}" for number in range(1, 5)]
-    swin = transformers.SwinConfig(
-        image_size=64, embed_dim=8, depths=[1] * 4, num_heads=[1, 1, 2, 2], window_size=4, out_features=stages
-    )
-    sizes: dict[str, Any] = {"hidden_dim": 32, "feature_size": 32, "mask_feature_size": 32}
-    layers: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2, "num_queries": 6}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = transformers.Mask2FormerConfig(
-            backbone_config=swin, encoder_feedforward_dim=32, dim_feedforward=32, num_labels=3, **sizes, **layers
-        )
-        transformers.Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
-    transformers.Mask2FormerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
+    folder = save_detector(tmp_path_factory.mktemp("mask2former"), classes=3)
     (folder / "classes.txt").write_text("cat\ndog\ncomputer mouse\n")
     return folder
 
