@@ -51,6 +51,7 @@ TORCH_FREE = (
     "src.report",
     "src.spot.scheduler",
     "src.spot.planner",
+    "src.spot.planning",
     "src.spot.traces",
     "src.spot.market",
     "src.spot.prices",
