@@ -229,7 +229,7 @@ def build(section: Config, key: str) -> Any:
         ConfigError: it has an unknown key, or a value that its constructor refuses.
     """
     try:
-        built = instantiate(section)
+        built = instantiate(section, _convert_="all")  # constructors see plain dictionaries and lists
     except InstantiationException as error:
         cause = error.__cause__
         raise ConfigError(f"{key}: {cause or str(error).splitlines()[0]}") from error
