@@ -59,7 +59,7 @@ class FluxAdapter(DiTAdapter):
 
 def load_flux(folder: Path, settings: PipelineSettings) -> FluxAdapter:
     """The model in a folder of `FluxPipeline`."""
-    parts = FLUX.open(folder, settings)
+    parts = flux_family().open(folder, settings)
     rows, columns = settings.grid
     shape = (rows * columns, parts["transformer"].config.in_channels)
     return FluxAdapter(**parts, latent_shape=shape, negative_prompt=settings.negative_prompt or "")
@@ -71,10 +71,12 @@ def _encode(pipeline: Any, text: str, tokens: int, device: torch.device) -> Cond
     return Conditioning(embeds_BSD, everything, pooled_BD)
 
 
-FLUX = Family(
-    pipeline=diffusers.FluxPipeline,
-    transformer=diffusers.FluxTransformer2DModel,
-    vae=diffusers.AutoencoderKL,
-    encode=_encode,
-    decode=decode_kl,
-)
+def flux_family() -> Family:
+    """FLUX.1's classes; a function, because naming them loads transformers."""
+    return Family(
+        pipeline=diffusers.FluxPipeline,
+        transformer=diffusers.FluxTransformer2DModel,
+        vae=diffusers.AutoencoderKL,
+        encode=_encode,
+        decode=decode_kl,
+    )

@@ -113,7 +113,7 @@ class QwenImageAdapter(DiTAdapter):
 def load_qwen_image(folder: Path, settings: PipelineSettings) -> QwenImageAdapter:
     """The model in a folder of `QwenImagePipeline`."""
     return QwenImageAdapter(
-        **QWEN_IMAGE.open(folder, settings),
+        **qwen_image_family().open(folder, settings),
         patch=PIXELS_PER_TOKEN,
         prediction=VelocityPrediction(),
         negative_prompt=" " if settings.negative_prompt is None else settings.negative_prompt,
@@ -138,10 +138,12 @@ def _decode(vae: Any, latents_BCHW: torch.Tensor) -> torch.Tensor:
     return pixels
 
 
-QWEN_IMAGE = Family(
-    pipeline=diffusers.QwenImagePipeline,
-    transformer=diffusers.QwenImageTransformer2DModel,
-    vae=diffusers.AutoencoderKLQwenImage,
-    encode=_encode,
-    decode=_decode,
-)
+def qwen_image_family() -> Family:
+    """Qwen-Image's classes; a function, because naming them loads transformers, which tiny models need not."""
+    return Family(
+        pipeline=diffusers.QwenImagePipeline,
+        transformer=diffusers.QwenImageTransformer2DModel,
+        vae=diffusers.AutoencoderKLQwenImage,
+        encode=_encode,
+        decode=_decode,
+    )

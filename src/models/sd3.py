@@ -34,7 +34,7 @@ class SD3Adapter(DiTAdapter):
 
 def load_sd3(folder: Path, settings: PipelineSettings) -> SD3Adapter:
     """The model in a folder of `StableDiffusion3Pipeline`."""
-    parts = SD3.open(folder, settings)
+    parts = sd3_family().open(folder, settings)
     rows, columns = settings.grid
     shape = (rows * columns, parts["transformer"].config.in_channels * 4)
     return SD3Adapter(**parts, latent_shape=shape, negative_prompt=settings.negative_prompt or "")
@@ -60,10 +60,12 @@ def decode_kl(vae: Any, latents_BCHW: torch.Tensor) -> torch.Tensor:
     return pixels
 
 
-SD3 = Family(
-    pipeline=diffusers.StableDiffusion3Pipeline,
-    transformer=diffusers.SD3Transformer2DModel,
-    vae=diffusers.AutoencoderKL,
-    encode=_encode,
-    decode=decode_kl,
-)
+def sd3_family() -> Family:
+    """Stable Diffusion 3's classes; a function, because naming them loads transformers."""
+    return Family(
+        pipeline=diffusers.StableDiffusion3Pipeline,
+        transformer=diffusers.SD3Transformer2DModel,
+        vae=diffusers.AutoencoderKL,
+        encode=_encode,
+        decode=decode_kl,
+    )
