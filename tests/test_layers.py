@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "src.spot",
         "src.pretrain",
     ),
+    "src.generate": ("src.app",),
     "train": ("src.app",),
 }
 """What each layer may import of the project, besides itself."""

@@ -6,14 +6,20 @@ import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import transformers
 from hydra.errors import ConfigCompositionException
 from hydra.utils import get_method, instantiate
 from omegaconf import OmegaConf
 
 from src.app.config import ConfigError, build, spot_places
+from src.core.types import Prompt
+from src.rl.rewards import clip, geneval
 from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
 
 GROUPS = sorted(folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir())
@@ -43,6 +49,25 @@ def test_there_is_an_option_for_every_group_of_the_interface():
     assert set(interface.split()) <= {group for group, _ in OPTIONS}
 
 
+class Downloaded(SimpleNamespace):
+    """Stands in for weights from the hub: every name is built with the arguments of the configuration."""
+
+    def __init__(self) -> None:
+        super().__init__(logit_scale=torch.zeros(()), config=SimpleNamespace(num_labels=80))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self
+
+
+@pytest.fixture
+def _hub(monkeypatch):
+    for module in (clip, geneval):
+        monkeypatch.setattr(module, "load_clip", lambda *args: (Downloaded(), Downloaded()))
+    for loader in (transformers.Mask2FormerForUniversalSegmentation, transformers.AutoImageProcessor):
+        monkeypatch.setattr(loader, "from_pretrained", lambda *args, **kwargs: Downloaded())
+
+
+@pytest.mark.usefixtures("_hub")
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
 def test_every_option_composes_and_builds(tmp_path, group, option):
     chosen = f"{group}={option}" if group in DEFAULTS else f"+{group}={option}"
@@ -51,15 +76,16 @@ def test_every_option_composes_and_builds(tmp_path, group, option):
     if OmegaConf.missing_keys(config):
         return  # the user has to give a value
     resolved = OmegaConf.to_container(config, resolve=True)
-    built = instantiate(resolved)  # finds a misspelt argument of every class, partials apart
-    for waiting in partials(OmegaConf.to_container(built) if OmegaConf.is_config(built) else built):
+    built = instantiate(resolved, _convert_="all")  # finds a misspelt argument of every class, partials apart
+    for waiting in partials(built):
         inspect.signature(waiting.func).bind_partial(*waiting.args, **waiting.keywords)
 
 
 @pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
 def test_every_experiment_runs(tmp_path, experiment):
-    if composed(f"experiment={experiment}").job != "src.app.job.post_train":
-        return  # composed and built above; its job has tests of its own
+    config = composed(f"experiment={experiment}")
+    if config.job != "src.app.job.post_train" or config.model.load:
+        return  # composed and built above; pretraining and published models have tests of their own
     run = run_inline(tmp_path / "run", f"experiment={experiment}", *SMALL)
     assert [row["step"] for row in run.metrics if "train/reward" in row] == [1, 2]
     assert run.metric("explore/explored") == [8]
@@ -71,6 +97,16 @@ def test_every_experiment_says_how_to_run_it(experiment):
     text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert any(f"python train.py experiment={experiment}" in line for line in header)
+
+
+def test_rewards_can_be_added_up_in_a_configuration():
+    term = {"_target_": "src.rl.rewards.combine.Term"}
+    bright = {"_target_": "src.rl.rewards.brightness.BrightnessReward"}
+    small = {"_target_": "src.rl.rewards.jpeg.JPEGCompressibility"}
+    terms = {"bright": {**term, "reward": bright, "weight": 2.0}, "small": {**term, "reward": small, "weight": 0.0}}
+    reward = build({"_target_": "src.rl.rewards.combine.WeightedSum", "terms": terms}, "reward.reward")
+    assert reward.name == "bright+small"
+    assert reward.score(np.full((1, 4, 4, 3), 255, np.uint8), [Prompt(0, "")]).tolist() == [2.0]
 
 
 def test_a_missing_or_misspelt_name_is_an_error():
