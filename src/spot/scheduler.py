@@ -368,15 +368,12 @@ class Scheduler:
                 self._settle(task)
                 actions.append(Accept(result))
         if open_ is not None and outstanding:
-            actions += self._returned(now_s, open_)
+            actions += self._returned(now_s, open_) if results else self._given_back(open_)
         return actions + self._dispatch(now_s)
 
     def _returned(self, now_s: float, open_: _Open) -> list[Action]:
-        """The lease came back from its worker."""
+        """The lease came back from its worker with results."""
         worker, lease = self._workers[open_.worker], open_.lease
-        if open_.worker in self._noticed and self._held(open_):
-            revoke, failed = self._revoke(lease.id, "preempted", in_hand=0)
-            return [revoke, *failed]
         worker.speed.measured(
             now_s - open_.granted_s,
             passes=passes_of(len(lease.requests), worker.batch_size),
@@ -384,6 +381,12 @@ class Scheduler:
         )
         self._end(open_)
         return [Finish(open_.worker, lease), *self._give_back(lease)]
+
+    def _given_back(self, open_: _Open) -> list[Action]:
+        """The lease came back from its worker with nothing but commits, as is to be expected after a notice."""
+        noticed = open_.worker in self._noticed
+        revoke, failed = self._revoke(open_.lease.id, "preempted" if noticed else "given back", in_hand=0)
+        return [revoke, *failed]
 
     def _objection(self, task: _Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
         """Why a result does not count, or None."""
