@@ -28,6 +28,7 @@ from src.app.processes import BAD_INPUT, DONE
 from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
+from src.core.events import Event, read_jsonl
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
 from src.spot.fleet import Fleet
 from src.spot.notices import Signs
@@ -84,7 +85,10 @@ class Terminal:
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._sink: Sink = Guarded(build(plan.config["logger"], "logger"))
-        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=build_ledger(plan.config))
+        ledger = build_ledger(plan.config)
+        for event in _earlier_events(plan.folder):
+            ledger.add(event)
+        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=ledger)
         self.cursor = 0
         self.iteration = 0
         self.summary: Summary = {}
@@ -228,6 +232,12 @@ def _rank_error(returncode: int, folder: Path) -> Exception:
     return JobFailed(
         f"the training rank {how} (see {folder / 'rank.log'}); go on with ckpt_path=last paths.output_dir={folder}"
     )
+
+
+def _earlier_events(folder: Path) -> Iterator[Event]:
+    """What the run has logged before this start."""
+    log = folder / "events.jsonl"
+    return read_jsonl(log) if log.is_file() else iter(())
 
 
 def _resumed_iteration(checkpoint: Path | None) -> int:

@@ -2,7 +2,7 @@
 
 `Scheduler.handle(now_s, event) -> actions` reads no clock, starts no thread and does no input or output, so
 the real driver, a simulation and a test run the very same decisions. Every event costs amortised constant
-time per request it names; only `Publish` looks at all open leases.
+time per request it names; only `Publish` looks at all open leases, and `Tick` at all workers under notice.
 
 Rules
 - Workers pull. A worker that finds nothing waits, in order of arrival, until a request comes that it may
