@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from src.core.types import Commit, Lease, RequestKey, SampleResult
 from src.spot import messages as m
-from src.spot.scheduler import Scheduler, _Open, _Task
+from src.spot.records import OpenLease, Task
+from src.spot.scheduler import Scheduler
 
 
 class DispatchesAfterTheNotice(Scheduler):
@@ -30,7 +31,7 @@ class LosesWhatWasLeased(Scheduler):
 class AcceptsTwice(Scheduler):
     """A second result of a request counts again."""
 
-    def _objection(self, task: _Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
+    def _objection(self, task: Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
         reason = super()._objection(task, worker, lease, result)
         return None if reason == "duplicate" else reason
 
@@ -38,7 +39,7 @@ class AcceptsTwice(Scheduler):
 class GoesBack(Scheduler):
     """An older commit replaces a newer one, and anybody's weights will do."""
 
-    def _counts(self, commit: Commit, task: _Task, open_: _Open) -> bool:
+    def _counts(self, commit: Commit, task: Task, open_: OpenLease) -> bool:
         return True
 
 
