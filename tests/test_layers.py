@@ -53,6 +53,7 @@ TORCH_FREE = (
     "src.spot.records",
     "src.spot.sizing",
     "src.spot.planner",
+    "src.spot.planning",
     "src.spot.traces",
     "src.spot.market",
     "src.spot.prices",
