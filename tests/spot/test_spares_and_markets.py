@@ -155,7 +155,8 @@ def test_a_frozen_worker_under_notice_is_killed_at_its_deadline(tmp_path, thaw):
 
 
 class Chaos(threading.Thread):
-    """Kills, freezes and warns random spot workers, each once; half of the frozen thaw before that is noticed."""
+    """Kills, freezes and warns random spot workers that are at work, each once; half of the frozen thaw before that is
+    noticed."""
 
     def __init__(self, run: Run, seed: int, blows: int) -> None:
         super().__init__(name="chaos", daemon=True)
@@ -167,7 +168,7 @@ class Chaos(threading.Thread):
     def run(self) -> None:
         while self.dealt.total() < self.blows:
             time.sleep(self.rng.uniform(0.05, 0.5))
-            pids = sorted(set(self.run_.pids().values()) - set(self.struck))
+            pids = sorted(self.at_work() - set(self.struck))
             if not pids:
                 continue
             pid, number = self.rng.choice(pids), self.rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
@@ -181,6 +182,12 @@ class Chaos(threading.Thread):
                     self.struck.remove(pid)
                     self.dealt["SIGCONT"] += 1
 
+    def at_work(self) -> set[int]:
+        """Processes of workers that hold a lease."""
+        over = {event["lease"] for kind in ("lease_done", "lease_lost") for event in self.run_.events(kind)}
+        busy = {event["worker"] for event in self.run_.events("lease_granted") if event["lease"] not in over}
+        return {pid for worker, pid in self.run_.pids().items() if worker in busy}
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
@@ -193,12 +200,12 @@ def test_chaos(tmp_path):
         explored = rolled_out = 0
         while chaos.is_alive():
             policy = run.publish()
-            explores = requests(EXPLORE, 48, policy=policy, iteration=policy.iteration + 1)
+            explores = requests(EXPLORE, 64, policy=policy, iteration=policy.iteration + 1)
             run.cluster.submit(explores)
             rollouts = requests(ROLLOUT, 16, policy=policy, iteration=policy.iteration)
             made = run.cluster.collect(rollouts)
             assert_made_once(made, rollouts)
-            found = run.cluster.close(explores, wait_s=5.0)
+            found = run.cluster.close(explores, wait_s=20.0)
             assert len({result.key for result in found}) == len(found)
             assert {result.key for result in found} <= {request.key for request in explores}
             assert all(r.reward == reward(r.key, r.weights_checksum) for r in found if r.error is None)
