@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
 from src.core.events import Event, read_jsonl
-from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
+from src.spot.coordinator import EVENTS_FILE, WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
 from src.spot.fleet import Fleet
 from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
@@ -57,26 +57,34 @@ def post_train(config: DictConfig) -> float | None:
     plan = plan_run(config)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    terminal = Terminal(plan)
-    asked_to_stop = StopSignals()
-    with asked_to_stop, _fleet(plan) as fleet, _rank(plan) as rank, terminal:
-        _send_start(rank, plan, fleet.start())
-        told = False
-        while rank.poll() is None:
-            terminal.show(_news(fleet, terminal.cursor, plan))
-            if asked_to_stop.name and not told:
-                fleet.stop(asked_to_stop.name)
-                told = True
-        status = "failed" if rank.returncode != DONE else "interrupted" if told else "done"
-        fleet.record("run_ended", status=status, iteration=terminal.iteration)
-        terminal.show(fleet.news(terminal.cursor, 0.0))
-    if rank.returncode != DONE:
-        raise _rank_error(rank.returncode, plan.folder)
-    if told:
-        raise Interrupted(f"stopped by {asked_to_stop.name}; go on with ckpt_path=last paths.output_dir={plan.folder}")
+    terminal, stop = Terminal(plan), StopSignals()
+    try:
+        with stop, _temporary(plan.folder / WEIGHTS_FOLDER), _fleet(plan) as fleet, _rank(plan) as rank, terminal:
+            _send_start(rank, plan, fleet.start())
+            _follow(fleet, rank, terminal, stop)
+            unfinished = terminal.iteration < plan.config["trainer"]["max_steps"]
+            status = "failed" if rank.returncode != DONE else "interrupted" if stop.name and unfinished else "done"
+            fleet.record("run_ended", status=status, iteration=terminal.iteration)
+            terminal.show(fleet.news(terminal.cursor, 0.0))
+    except CoordinatorLost as error:
+        raise JobFailed(f"{error}: {plan.resume_hint}") from error
+    if status == "failed":
+        raise _rank_error(rank, plan)
+    if status == "interrupted":
+        raise Interrupted(f"stopped by {stop.name}; go on with: {plan.resume_hint}")
     print(five_lines(terminal.summary, plan.folder))
     reward: float | None = terminal.summary["eval_reward_end"]
     return reward
+
+
+def _follow(fleet: Fleet, rank: subprocess.Popen[str], terminal: Terminal, stop: StopSignals) -> None:
+    """Shows what happens until the training rank has ended, and passes on the user's wish to stop."""
+    told = False
+    while rank.poll() is None:
+        terminal.show(fleet.news(terminal.cursor, POLL_S))
+        if stop.name and not told:
+            fleet.stop(stop.name)
+            told = True
 
 
 class Terminal:
@@ -100,9 +108,10 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Writes summary.json, also of a job that failed, and ends the logger."""
+        """Writes summary.json, also of a job that failed once it had begun, and ends the logger."""
         self._progress.stop()
-        self.summary = write_summary(self._plan.folder, ledger=build_ledger(self._plan.config))
+        if (self._plan.folder / EVENTS_FILE).exists():
+            self.summary = write_summary(self._plan.folder, ledger=build_ledger(self._plan.config))
         self._sink.finish(self.summary)
 
     def show(self, news: News) -> None:
@@ -111,7 +120,7 @@ class Terminal:
         for event in news.events:
             self._progress.on_event(event)
             if event["kind"] == "evaluated":
-                self._sink.images(event["iteration"], _image_rows(self._plan.folder, event["images"]))
+                self._sink.images(event["iteration"], event["images"])
         for row in news.metrics:
             self._progress.on_metrics(row)
             self.iteration = max(self.iteration, row["step"])
@@ -195,7 +204,7 @@ def _rank(plan: RunPlan) -> Iterator[subprocess.Popen[str]]:
         rank = subprocess.Popen(
             [sys.executable, "-m", "src.app.rank", str(plan.folder)],
             stdin=subprocess.PIPE,
-            stdout=log,
+            stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             start_new_session=True,
@@ -206,7 +215,15 @@ def _rank(plan: RunPlan) -> Iterator[subprocess.Popen[str]]:
     finally:
         rank.kill()
         rank.wait()
-        shutil.rmtree(plan.folder / WEIGHTS_FOLDER, ignore_errors=True)
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    """Removes a folder in the end."""
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _send_start(rank: subprocess.Popen[str], plan: RunPlan, address: str) -> None:
@@ -216,27 +233,19 @@ def _send_start(rank: subprocess.Popen[str], plan: RunPlan, address: str) -> Non
         rank.stdin.write(json.dumps(start) + "\n")
 
 
-def _news(fleet: Fleet, cursor: int, plan: RunPlan) -> News:
-    try:
-        return fleet.news(cursor, POLL_S)
-    except CoordinatorLost as error:
-        raise JobFailed(f"{error} (ckpt_path=last paths.output_dir={plan.folder})") from error
-
-
-def _rank_error(returncode: int, folder: Path) -> Exception:
-    lines = (folder / "rank.log").read_text(encoding="utf-8").strip().splitlines()
-    last = lines[-1] if lines else "no output"
-    if returncode == BAD_INPUT:
-        return ConfigError(last.removeprefix("error: "))
-    how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"failed: {last}"
-    return JobFailed(
-        f"the training rank {how} (see {folder / 'rank.log'}); go on with ckpt_path=last paths.output_dir={folder}"
-    )
+def _rank_error(rank: subprocess.Popen[str], plan: RunPlan) -> Exception:
+    """Why the rank ended: it says so in one line on standard output, unless it was killed."""
+    assert rank.stdout is not None
+    said = rank.stdout.read().strip() or "it said nothing"
+    if rank.returncode == BAD_INPUT:
+        return ConfigError(said)
+    how = f"was killed by {signal.Signals(-rank.returncode).name}" if rank.returncode < 0 else f"failed: {said}"
+    return JobFailed(f"the training rank {how} (see {plan.folder / 'rank.log'}); go on with: {plan.resume_hint}")
 
 
 def _earlier_events(folder: Path) -> Iterator[Event]:
     """What the run has logged before this start."""
-    log = folder / "events.jsonl"
+    log = folder / EVENTS_FILE
     return read_jsonl(log) if log.is_file() else iter(())
 
 
@@ -245,9 +254,3 @@ def _resumed_iteration(checkpoint: Path | None) -> int:
         return 0
     iteration: int = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))["iteration"]
     return iteration
-
-
-def _image_rows(folder: Path, files: Sequence[str]) -> list[dict[str, Any]]:
-    wanted = set(files)
-    manifest = json.loads((folder / "images" / "manifest.json").read_text(encoding="utf-8"))
-    return [row for row in manifest if row["file"] in wanted]

@@ -1,4 +1,4 @@
-"""Folders that are either whole or refused: a manifest with the sha256 of every file."""
+"""Files and folders that are either whole or not there: atomic writes, and manifests with the sha256 of every file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ MANIFEST = "manifest.json"
 
 class FolderError(ValueError):
     """A sealed folder is missing, truncated or altered; the message names the file."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader, or whoever comes after a kill, finds the old or the new content, never a part."""
+    draft = path.with_name(f".{path.name}.partial")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def seal(folder: Path) -> None:

@@ -36,6 +36,7 @@ def environment(scratch: Path) -> dict[str, str]:
     return {
         JOB_VARIABLE: str(scratch),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # 15 by default, for every actor: the trainer waits for the coordinator
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }
 
