@@ -21,6 +21,10 @@ class Task:
     done: bool = False
     """It has a result, or has failed."""
     commit: Commit | None = None
+    failures: int = 0
+    """Attempts that count."""
+    spoilt_by: str = ""
+    """The worker of the last of them."""
     error: str = "no result came back"
 
     @property
