@@ -15,7 +15,7 @@ import torch
 import transformers
 from hydra.errors import ConfigCompositionException
 from hydra.utils import get_method, instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from src.app.config import ConfigError, build, spot_places
 from src.core.types import Prompt
@@ -24,6 +24,7 @@ from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_in
 
 GROUPS = sorted(folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir())
 OPTIONS = [(file.parent.name, file.stem) for group in GROUPS for file in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]
 DEFAULTS = " ".join(str(entry) for entry in OmegaConf.load(ROOT / "conf" / "train.yaml").defaults)
 SMALL = (
     "debug=fast",
@@ -67,32 +68,52 @@ def _hub(monkeypatch):
         monkeypatch.setattr(loader, "from_pretrained", lambda *args, **kwargs: Downloaded())
 
 
-@pytest.mark.usefixtures("_hub")
+def with_option(group: str, option: str) -> DictConfig:
+    return composed("paths.output_dir=/nowhere", f"{group}={option}" if group in DEFAULTS else f"+{group}={option}")
+
+
+UNFINISHED = [(group, option) for group, option in OPTIONS if OmegaConf.missing_keys(with_option(group, option))]
+"""The user has to give a value."""
+
+
+def test_only_options_for_the_user_s_own_data_lack_a_value():
+    assert ("prices", "table") in UNFINISHED
+    assert {group for group, _ in UNFINISHED} <= {"prices", "data", "experiment"}
+
+
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
-def test_every_option_composes_and_builds(tmp_path, group, option):
-    chosen = f"{group}={option}" if group in DEFAULTS else f"+{group}={option}"
-    config = composed(f"paths.output_dir={tmp_path}", chosen)
-    assert callable(get_method(config.job))
-    if OmegaConf.missing_keys(config):
-        return  # the user has to give a value
+def test_every_option_names_a_job(group, option):
+    assert callable(get_method(with_option(group, option).job))
+
+
+@pytest.mark.usefixtures("_hub")
+@pytest.mark.parametrize(("group", "option"), sorted({*OPTIONS} - {*UNFINISHED}), ids=lambda value: str(value))
+def test_every_option_composes_and_builds(group, option):
+    config = with_option(group, option)
     resolved = OmegaConf.to_container(config, resolve=True)
     built = instantiate(resolved, _convert_="all")  # finds a misspelt argument of every class, partials apart
     for waiting in partials(built):
         inspect.signature(waiting.func).bind_partial(*waiting.args, **waiting.keywords)
 
 
-@pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
-def test_every_experiment_runs(tmp_path, experiment):
+def trains_here(experiment: str) -> bool:
+    """Pretraining and published models have tests of their own."""
     config = composed(f"experiment={experiment}")
-    if config.job != "src.app.job.post_train" or config.model.load:
-        return  # composed and built above; pretraining and published models have tests of their own
+    return config.job == "src.app.job.post_train" and not config.model.load
+
+
+POST_TRAINING = [name for name in EXPERIMENTS if trains_here(name)]
+
+
+@pytest.mark.parametrize("experiment", POST_TRAINING)
+def test_every_experiment_runs(tmp_path, experiment):
     run = run_inline(tmp_path / "run", f"experiment={experiment}", *SMALL)
     assert [row["step"] for row in run.metrics if "train/reward" in row] == [1, 2]
     assert run.metric("explore/explored") == [8]
     assert len(run.metric("eval/reward")) == 3
 
 
-@pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_says_how_to_run_it(experiment):
     text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     header = [line for line in text.splitlines() if line.startswith("#")]

@@ -61,16 +61,6 @@ class TriesForEver(Scheduler):
         return super()._give_back(open_, frozenset())
 
 
-class GoesRoundForEver(Scheduler):
-    """A request whose workers are always lost is leased again and again."""
-
-    def _give_back(self, open_: OpenLease, spoilt: Set[RequestKey]) -> list[m.Fail]:
-        leases, self.max_leases = self.max_leases, 1000
-        failed = super()._give_back(open_, spoilt)
-        self.max_leases = leases
-        return failed
-
-
 class CountsPreemptions(Scheduler):
     """A request has failed if its worker was taken away."""
 
@@ -116,7 +106,6 @@ ALL = (
     GoesBack,
     ForgetsProgress,
     TriesForEver,
-    GoesRoundForEver,
     CountsPreemptions,
     InsistsOnTheSpoiler,
     LeastUrgentFirst,
