@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "src.spot",
         "src.pretrain",
     ),
+    "src.generate": ("src.app",),
     "train": ("src.app",),
 }
 """What each layer may import of the project, besides itself."""
@@ -49,6 +50,9 @@ TORCH_FREE = (
     "src.tasks",
     "src.report",
     "src.spot.scheduler",
+    "src.spot.queue",
+    "src.spot.records",
+    "src.spot.sizing",
     "src.spot.planner",
     "src.spot.planning",
     "src.spot.traces",

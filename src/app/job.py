@@ -28,6 +28,7 @@ from src.app.processes import BAD_INPUT, DONE
 from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
+from src.core.events import Event, read_jsonl
 from src.spot.coordinator import EVENTS_FILE, WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
 from src.spot.fleet import Fleet
 from src.spot.notices import Signs
@@ -92,7 +93,10 @@ class Terminal:
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._sink: Sink = Guarded(build(plan.config["logger"], "logger"))
-        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=build_ledger(plan.config))
+        ledger = build_ledger(plan.config)
+        for event in _earlier_events(plan.folder):
+            ledger.add(event)
+        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=ledger)
         self.cursor = 0
         self.iteration = 0
         self.summary: Summary = {}
@@ -238,6 +242,12 @@ def _rank_error(rank: subprocess.Popen[str], plan: RunPlan) -> Exception:
         return ConfigError(said)
     how = f"was killed by {signal.Signals(-rank.returncode).name}" if rank.returncode < 0 else f"failed: {said}"
     return JobFailed(f"the training rank {how} (see {plan.folder / 'rank.log'}); go on with: {plan.resume_hint}")
+
+
+def _earlier_events(folder: Path) -> Iterator[Event]:
+    """What the run has logged before this start."""
+    log = folder / EVENTS_FILE
+    return read_jsonl(log) if log.is_file() else iter(())
 
 
 def _resumed_iteration(checkpoint: Path | None) -> int:

@@ -74,8 +74,11 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl without times and costs, which differ from run to run."""
-        rows = read_jsonl(self.folder / "metrics.jsonl")
-        return [{name: value for name, value in row.items() if not name.startswith(("time", "cost/"))} for row in rows]
+        rows = [
+            {name: value for name, value in row.items() if not name.startswith(("time", "cost/"))}
+            for row in read_jsonl(self.folder / "metrics.jsonl")
+        ]
+        return [row for row in rows if row.keys() > {"step"}]
 
     def metric(self, name: str) -> list[float]:
         """All values of one metric, in order."""

@@ -35,7 +35,9 @@ class FakeEngine:
     def load_weights(self, folder: Path) -> str:
         return "w"
 
-    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
+    def serve(
+        self, requests: Sequence[SampleRequest], worker: str, **_: object
+    ) -> tuple[list[SampleResult], WorkReport]:
         self.asked += requests
         made = [SampleResult(request.key, worker, "w", reward=self.worth) for request in requests]
         return made, WorkReport(0.0, 0.0, 0.0, len(requests))
