@@ -88,7 +88,7 @@ def build_job(
     spot = [spot_engine(build_worker_engine(config))] if spot_engine else []
     cluster = cluster_of(coordinator=coordinator, engine=engine, spot_engines=spot)
     identity = RunIdentity(run=folder.name, seed=config["seed"], incarnation=cluster.incarnation)
-    exploration, evaluation, _ = build_callbacks(config, folder, base="", resume=None)
+    exploration, evaluation, *_ = build_callbacks(config, folder, base="", resume=None)
     assert isinstance(exploration, SpotExploration)
     assert isinstance(evaluation, Evaluation)
     return Job(
