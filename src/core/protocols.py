@@ -111,6 +111,18 @@ class Updater(Protocol):
     def backward(self, loss: Any) -> None:
         """Accumulates the gradient of one micro-batch's share of the loss."""
 
+    def total(self, sums: Any) -> Any:
+        """A tensor of sums over this rank's micro-batches, added up over all ranks."""
+
+    def state(self, names: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The optimizer's whole state, tensors and scalars, keyed `field/parameter`. All ranks must call it.
+
+        `names` are the model's parameters by name. The state fits any number of ranks.
+        """
+
+    def restore(self, names: Mapping[str, Any], tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """Takes the optimizer state that `state` gave, and the weights that the model holds now."""
+
 
 class Explorable(Protocol):
     """What exploration needs of the training module."""
