@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.core.events import read_jsonl
 from src.core.folders import FolderError, verify
+from src.parallel.plan import check_geometry
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
 from src.tasks.task import RenderedTask
@@ -98,12 +100,7 @@ def check(config: Config) -> None:
             value = value[name]
         if type(value) is not int:
             raise ConfigError(f"{key} must be a whole number, got {value!r}")
-    parallel, trainer = config["parallel"], config["trainer"]
-    if parallel["sp_degree"] != 1 or trainer["devices"] != 1:
-        raise ConfigError(
-            f"parallel=single trains on one device without sequence parallelism, got trainer.devices="
-            f"{trainer['devices']} and parallel.sp_degree={parallel['sp_degree']}"
-        )
+    trainer = config["trainer"]
     if trainer["max_steps"] < 1:
         raise ConfigError(f"trainer.max_steps counts iterations and must be at least 1, got {trainer['max_steps']}")
     if config["cluster"]["spot_workers"] < 0:
@@ -129,7 +126,35 @@ def check(config: Config) -> None:
         raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")
     if not (Path(config["model"]["path"]) / "model_index.json").is_file():
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
-    geometry(config)
+    _check_ranks(config)
+
+
+def _check_ranks(config: Config) -> None:
+    """Refuses training ranks that cannot share the model and the batch."""
+    parallel, devices, degree = config["parallel"], config["trainer"]["devices"], config["parallel"]["sp_degree"]
+    sizes = geometry(config)
+    if parallel["mesh"] is None:
+        if degree != 1 or devices != 1:
+            raise ConfigError(
+                f"parallel=single trains on one device without sequence parallelism, got trainer.devices={devices} "
+                f"and parallel.sp_degree={degree}"
+            )
+        return
+    if parallel["strategy"]["stage"] not in (0, 1, 2):
+        raise ConfigError(
+            f"parallel.strategy.stage must be 0, 1 or 2: ZeRO 3 is not known to be right with sequence parallelism, "
+            f"got {parallel['strategy']['stage']}"
+        )
+    if config["model"]["compile"] and degree > 1:
+        raise ConfigError(f"model.compile cannot be combined with parallel.sp_degree={degree}")
+    network = json.loads((Path(config["model"]["path"]) / "transformer" / "config.json").read_text(encoding="utf-8"))
+    with refusing():
+        check_geometry(
+            world=devices,
+            degree=degree,
+            heads=network["num_attention_heads"],
+            pairs=min(sizes.pairs_of_update(update) for update in range(sizes.updates)),
+        )
 
 
 _KEYS = {

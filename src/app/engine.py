@@ -72,15 +72,16 @@ class RolloutEngine:
         sampler: denoises with the process's model.
         reward: scores every image; a sample that it cannot score fails, it never counts as reward 0.
         judge: an independent scorer of rollouts and held-out images that nothing is optimised for.
+        sp_degree: processes that share the model's sequences.
     """
 
-    def __init__(self, *, sampler: Sampler, reward: Reward, judge: Reward) -> None:
+    def __init__(self, *, sampler: Sampler, reward: Reward, judge: Reward, sp_degree: int = 1) -> None:
         self._sampler = sampler
         self._adapter = sampler.adapter
         self._reward = reward
         self._judge = judge
         self._checksum: str | None = None
-        self.fingerprint = str(Fingerprint.of(sampler.adapter, sampler.batch_size))
+        self.fingerprint = str(Fingerprint.of(sampler.adapter, sampler.batch_size, sp_degree))
 
     @property
     def batch_size(self) -> int:
@@ -100,11 +101,13 @@ class RolloutEngine:
         self._checksum = self._adapter.checksum()
         return self._checksum
 
+    def assist(self, requests: Sequence[SampleRequest]) -> None:
+        self._denoise(requests)
+
     def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
         started_s = monotonic_s()
         spec = requests[0].spec
-        cond = self._adapter.encode([request.prompt.text for request in requests])
-        samples = self._sampler.sample([request.key.seed for request in requests], cond, spec)
+        samples = self._denoise(requests)
         denoised_s = monotonic_s()
         images_BHWC = self._adapter.decode(samples.latents_BLC)
         decoded_s = monotonic_s()
@@ -124,6 +127,10 @@ class RolloutEngine:
             steps=len(requests) * spec.steps,
         )
         return results, report
+
+    def _denoise(self, requests: Sequence[SampleRequest]) -> SamplerState:
+        cond = self._adapter.encode([request.prompt.text for request in requests])
+        return self._sampler.sample([request.key.seed for request in requests], cond, requests[0].spec)
 
     def _score(
         self, reward: Reward, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]

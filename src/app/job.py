@@ -1,7 +1,7 @@
 """The parent process of a job: launcher, Ray driver and terminal. It neither trains nor makes samples.
 
 parent ── Ray: coordinator (queue, results, logs), spot workers (explore, roll out)
-   └───── training rank (src/app/rank.py): talks to the coordinator only
+   └───── training ranks (src/app/rank.py): talk to the coordinator and to one another
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from src.app.config import Config, ConfigError, RunPlan, build, plan_run, refusing
 from src.app.errors import Interrupted, JobFailed
-from src.app.processes import BAD_INPUT, DONE
+from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
@@ -56,19 +56,19 @@ def post_train(config: DictConfig) -> float:
         print(f"warning: {warning}", file=sys.stderr)
     terminal = Terminal(plan)
     asked_to_stop = StopSignals()
-    with asked_to_stop, _fleet(plan) as fleet, _rank(plan) as rank, terminal:
-        _send_start(rank, plan, fleet.start())
+    with asked_to_stop, _fleet(plan) as fleet, Ranks(plan) as ranks, terminal:
+        ranks.send_start(fleet.start())
         told = False
-        while rank.poll() is None:
+        while ranks.running():
             terminal.show(_news(fleet, terminal.cursor, plan))
             if asked_to_stop.name and not told:
                 fleet.stop(asked_to_stop.name)
                 told = True
-        status = "failed" if rank.returncode != DONE else "interrupted" if told else "done"
+        status = "failed" if ranks.failure else "interrupted" if told else "done"
         fleet.record("run_ended", status=status, iteration=terminal.iteration)
         terminal.show(fleet.news(terminal.cursor, 0.0))
-    if rank.returncode != DONE:
-        raise _rank_error(rank.returncode, plan.folder)
+    if ranks.failure:
+        raise ranks.failure
     if told:
         raise Interrupted(f"stopped by {asked_to_stop.name}; go on with ckpt_path=last paths.output_dir={plan.folder}")
     print(five_lines(terminal.summary, plan.folder))
@@ -138,6 +138,76 @@ class StopSignals:
         print("stopping after this iteration (again: at once)", file=sys.stderr)
 
 
+class Ranks:
+    """The processes of the training ranks, each in a session of its own, so that Ctrl-C reaches the parent only.
+
+    They find their place in the environment variables that `torchrun` sets. Their output goes to rank.log and
+    rank1.log, rank2.log, ... in the run folder. If one fails, all end.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Ranks:
+        world, port = self._plan.config["trainer"]["devices"], free_port()
+        threads = str(self._plan.config["parallel"]["threads"])
+        for rank in range(world):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            with self._log(rank).open("a", encoding="utf-8") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "src.app.rank", str(self._plan.folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,
+                    env={**os.environ, **place, **meeting, "OMP_NUM_THREADS": threads},
+                )
+            self._processes.append(process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        shutil.rmtree(self._plan.folder / WEIGHTS_FOLDER, ignore_errors=True)
+
+    def send_start(self, address: str) -> None:
+        """Tells the ranks where Ray is, and from which checkpoint to go on."""
+        start = {"address": address, "resume": str(self._plan.resume) if self._plan.resume else None}
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:  # it has ended already: its exit code tells why
+                process.stdin.write(json.dumps(start) + "\n")
+
+    def running(self) -> bool:
+        """Whether some rank still trains, and none has failed."""
+        codes = [process.poll() for process in self._processes]
+        return None in codes and all(code in (None, DONE) for code in codes)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the job failed. Ranks that wait for a dead one fail too: the likeliest cause of all is told."""
+        failed = [(rank, code) for rank, process in enumerate(self._processes) if (code := process.poll())]
+        if not failed:
+            return None
+        rank, code = min(failed, key=lambda each: (each[1] != BAD_INPUT, each[1] >= 0, each[0]))
+        lines = self._log(rank).read_text(encoding="utf-8").strip().splitlines()
+        last = lines[-1] if lines else "no output"
+        if code == BAD_INPUT:
+            return ConfigError(last.removeprefix("error: "))
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed: {last}"
+        name = "the training rank" if len(self._processes) == 1 else f"training rank {rank}"
+        folder = self._plan.folder
+        return JobFailed(f"{name} {how} (see {self._log(rank)}); go on with ckpt_path=last paths.output_dir={folder}")
+
+    def _log(self, rank: int) -> Path:
+        return self._plan.folder / f"rank{rank or ''}.log"
+
+
 def make_coordinator(run: str, folder: Path, iteration: int, heartbeat_timeout_s: float) -> Coordinator:
     """The coordinator of a job, in its own process."""
     scheduler = Scheduler(heartbeat_timeout_s=heartbeat_timeout_s)
@@ -168,50 +238,11 @@ def _fleet(plan: RunPlan) -> Fleet:
     )
 
 
-@contextmanager
-def _rank(plan: RunPlan) -> Iterator[subprocess.Popen[str]]:
-    """The training rank's process: in a session of its own, so that Ctrl-C reaches the parent only."""
-    with (plan.folder / "rank.log").open("a", encoding="utf-8") as log:
-        rank = subprocess.Popen(
-            [sys.executable, "-m", "src.app.rank", str(plan.folder)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(plan.config["parallel"]["threads"])},
-        )
-    try:
-        yield rank
-    finally:
-        rank.kill()
-        rank.wait()
-        shutil.rmtree(plan.folder / WEIGHTS_FOLDER, ignore_errors=True)
-
-
-def _send_start(rank: subprocess.Popen[str], plan: RunPlan, address: str) -> None:
-    start = {"address": address, "resume": str(plan.resume) if plan.resume else None}
-    assert rank.stdin is not None
-    with suppress(BrokenPipeError), rank.stdin:  # it has ended already: its exit code tells why
-        rank.stdin.write(json.dumps(start) + "\n")
-
-
 def _news(fleet: Fleet, cursor: int, plan: RunPlan) -> News:
     try:
         return fleet.news(cursor, POLL_S)
     except CoordinatorLost as error:
         raise JobFailed(f"{error} (ckpt_path=last paths.output_dir={plan.folder})") from error
-
-
-def _rank_error(returncode: int, folder: Path) -> Exception:
-    lines = (folder / "rank.log").read_text(encoding="utf-8").strip().splitlines()
-    last = lines[-1] if lines else "no output"
-    if returncode == BAD_INPUT:
-        return ConfigError(last.removeprefix("error: "))
-    how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"failed: {last}"
-    return JobFailed(
-        f"the training rank {how} (see {folder / 'rank.log'}); go on with ckpt_path=last paths.output_dir={folder}"
-    )
 
 
 def _resumed_iteration(checkpoint: Path | None) -> int:

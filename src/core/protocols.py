@@ -38,6 +38,12 @@ class Engine(Protocol):
     def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
         """One result per request, in order. It never raises for one sample: a failed one has `error` set."""
 
+    def assist(self, requests: Sequence[SampleRequest]) -> None:
+        """Takes its part in samples that several processes make together, and whose results another one returns."""
+
+    def weights_changed(self) -> str:
+        """Tells the engine that its model was updated in place; returns the new checksum."""
+
 
 class Cluster(Protocol):
     """What a training rank sees of everybody else: the coordinator, and through it the spot workers."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,19 @@ from src.parallel.mesh import Mesh
 from src.parallel.updater import WarmUp, flatten_optimizer, optimizer_parameters, restore_optimizer
 
 log = logging.getLogger(__name__)
+
+
+def prepare_deepspeed(device: torch.device) -> Any:
+    """Imports DeepSpeed for this kind of device and returns the package. To be called before any group is made."""
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read once, at the import
+    import deepspeed
+    import deepspeed.ops
+
+    deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+    # On CPUs its first collective would compile a C++ extension: minutes, and a lock that outlives a killed process.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
 
 
 def engine_config(*, stage: int, grad_clip: float) -> dict[str, Any]:

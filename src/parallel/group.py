@@ -10,7 +10,7 @@ The store belongs to a process that nobody preempts (`serve_store`): if its host
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -87,14 +87,12 @@ class ElasticGroup:
         return self._backend is not None
 
     def alltoall_base(
-        self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int]
+        self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], /
     ) -> ElasticGroup:
-        return self._collective(
-            lambda backend: backend.alltoall_base(output, input, list(output_split_sizes), list(input_split_sizes))
-        )
+        return self._collective(lambda backend: backend.alltoall_base(output, input, output_sizes, input_sizes))
 
-    def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor]) -> ElasticGroup:
-        return self._collective(lambda backend: backend.allgather(output_tensors, input_tensors))
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> ElasticGroup:
+        return self._collective(lambda backend: backend.allgather(outputs, inputs))
 
     def sum(self, tensor: Tensor) -> None:
         """Replaces the tensor by its sum over the group."""

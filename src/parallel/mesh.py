@@ -11,10 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from src.core.types import Snapshot
+
+
+def start_mesh(*, sp_degree: int, device: str, timeout_s: float) -> Mesh:
+    """Brings up the default group and the mesh. Called by all ranks at once.
+
+    Place and meeting point come from the environment, as `torchrun` and our launcher set them: RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT. The store lives in rank 0, so its death ends the job.
+
+    Args:
+        sp_degree: ranks that share a sequence.
+        device: cpu (gloo) or cuda (NCCL).
+        timeout_s: how long a collective may take. Ranks wait for one another while samples are made.
+    """
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method="env://", timeout=timedelta(seconds=timeout_s))
+    return Mesh.build(sp_degree=sp_degree, device=device, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)
@@ -22,17 +39,20 @@ class Mesh:
     """The groups of one rank. Its methods are those that DeepSpeed asks of an `mpu`."""
 
     snapshot: Snapshot
+    device: torch.device
+    """Kind of device of all ranks."""
     world: ProcessGroup
     sequence: ProcessGroup
     """The ranks that share this rank's sequences."""
     data: ProcessGroup
     """The ranks that hold this rank's part of other sequences."""
     alone: ProcessGroup
-    objects: ProcessGroup
-    """All ranks, on the CPU: for what is not a tensor."""
+    world_objects: ProcessGroup
+    sequence_objects: ProcessGroup
+    """The same as `world` and `sequence`, on the CPU: for what is not a tensor."""
 
     @classmethod
-    def build(cls, *, sp_degree: int, timeout_s: float) -> Mesh:
+    def build(cls, *, sp_degree: int, device: str, timeout_s: float) -> Mesh:
         """Called by all ranks at once, when the default group is up."""
         rank, world = dist.get_rank(), dist.get_world_size()
         snapshot = Snapshot(rank=rank, world=world, sp_degree=sp_degree)
@@ -50,12 +70,19 @@ class Mesh:
 
         return cls(
             snapshot=snapshot,
+            device=torch.device(device),
             world=own([ranks]),
             sequence=own(sequences),
             data=own(columns),
             alone=own([[each] for each in ranks]),
-            objects=own([ranks], backend="gloo"),
+            world_objects=own([ranks], backend="gloo"),
+            sequence_objects=own(sequences, backend="gloo"),
         )
+
+    @property
+    def leads_sequence(self) -> bool:
+        """Whether this rank speaks for those that share its sequences."""
+        return self.get_sequence_parallel_rank() == 0
 
     def get_sequence_parallel_group(self) -> ProcessGroup:
         return self.sequence

@@ -22,8 +22,7 @@ from src.core.types import SampleSpec
 from src.models.sampler import Sampler
 from src.models.schedule import flow_match_schedule
 from src.models.steps import FlowSDE
-from src.parallel.deepspeed_setup import prepare_deepspeed
-from src.parallel.engine import EngineUpdater, engine_config
+from src.parallel.engine import EngineUpdater, engine_config, prepare_deepspeed
 from src.parallel.families import parallelize
 from src.parallel.group import connect_store
 from src.parallel.mesh import Mesh
@@ -134,7 +133,7 @@ def engine_updater(rank: Rank, trained: Trained, sp_degree: int, stage: int) -> 
     dist.init_process_group("gloo", store=store, rank=rank.rank, world_size=rank.size, timeout=timedelta(seconds=30))
     try:
         deepspeed.init_distributed("gloo", dist_init_required=False, verbose=False)
-        mesh = Mesh.build(sp_degree=sp_degree, timeout_s=30)
+        mesh = Mesh.build(sp_degree=sp_degree, device="cpu", timeout_s=30)
         group = SequenceGroup(mesh.sequence)
         parallelize(trained.transformer, group)
         engine, *_ = deepspeed.initialize(
@@ -227,7 +226,8 @@ def resumed(rank: Rank, sp_degree: int, stage: int, weights: Any, tensors: Any, 
     trained = Trained()
     with engine_updater(rank, trained, sp_degree, stage) as updater:
         trained.adapter.load_trainable_state(weights)
-        updater.restore(dict(trained.transformer.named_parameters()), tensors, scalars)
+        own = {name: tensor.clone() for name, tensor in tensors.items()}  # a pipe hands the same memory to all
+        updater.restore(dict(trained.transformer.named_parameters()), own, scalars)
         trained.train(updater, range(1, UPDATES))
         return trained.outcome(updater)
 
