@@ -24,14 +24,14 @@ def main(config: DictConfig) -> float | None:
 
     try:
         return job.launch(config)
-    except Exception as error:  # here and not outside, where Hydra would add lines of its own
+    except (Exception, KeyboardInterrupt) as error:  # here and not outside, where Hydra would add lines of its own
         sys.exit(errors.exit_code_of(error))
 
 
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # Hydra's: a misspelt override, a broken YAML file
+    except (Exception, KeyboardInterrupt) as error:  # Hydra's: a misspelt override, a broken YAML file
         from src.app import errors
 
         sys.exit(errors.exit_code_of(error))

@@ -25,7 +25,6 @@ class Arm:
 
     Args:
         candidates: N / G, explored seeds per trained one; 0 explores nothing.
-        learning_rate: each family of arms has its own best one, found with `--lr` (docs/selection.md).
         explore: the callback that drives exploration.
         spot_engine: what the explorer's engine is turned into.
         cluster_of: who answers the trainer.
@@ -33,7 +32,6 @@ class Arm:
 
     name: str
     candidates: int
-    learning_rate: float
     explore: Callable[[Job], pl.Callback] = lambda job: job.exploration
     spot_engine: Callable[[RolloutEngine], Engine] = lambda engine: engine
     cluster_of: type[InlineCluster] = InlineCluster
@@ -73,10 +71,12 @@ class _Exploring:
     def batch_size(self) -> int:
         return self._engine.batch_size
 
-    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
+    def serve(
+        self, requests: Sequence[SampleRequest], worker: str, **how: Any
+    ) -> tuple[list[SampleResult], WorkReport]:
         exploring = requests[0].key.kind is RequestKind.EXPLORE
         asked = [self.instead(request) for request in requests] if exploring else requests
-        results, report = self._engine.serve(asked, worker)
+        results, report = self._engine.serve(asked, worker, **how)
         answered = zip(results, requests, strict=True)
         return [replace(result, key=request.key) for result, request in answered], report
 
@@ -130,23 +130,20 @@ def _fresh(job: Job) -> FreshExploration:
     return FreshExploration(seeds_per_prompt=job.config["planner"]["seeds_per_prompt"])
 
 
-RANDOM_RATE, SELECTED_RATE = 3e-4, 6e-4
-
 ARMS = {
     arm.name: arm
     for arm in (
-        Arm("random", 0, RANDOM_RATE),
-        Arm("fresh_2g", 2, SELECTED_RATE, explore=_fresh),
-        Arm("fresh_4g", 4, SELECTED_RATE, explore=_fresh),
-        Arm("stale_2g", 2, SELECTED_RATE),
-        Arm("stale_4g", 4, SELECTED_RATE),
+        Arm("random", 0),
+        Arm("fresh_2g", 2, explore=_fresh),
+        Arm("fresh_4g", 4, explore=_fresh),
+        Arm("stale_2g", 2),
+        Arm("stale_4g", 4),
         Arm(
             "stale_4g_not_regenerated",
             4,
-            SELECTED_RATE,
             spot_engine=TrajectoryExploring,
             cluster_of=ReusingCluster,
         ),
-        Arm("stale_4g_ode_ranked", 4, RANDOM_RATE, spot_engine=OdeExploring),
+        Arm("stale_4g_ode_ranked", 4, spot_engine=OdeExploring),
     )
 }

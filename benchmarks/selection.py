@@ -118,19 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, default=5, help="runs per arm")
     parser.add_argument("--iterations", type=int, default=24)
-    parser.add_argument("--lr", type=float, help="learning rate of all arms, instead of each arm's own")
+    parser.add_argument("--lr", type=float, help="learning rate, instead of the experiment's")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("outputs/selection"), help="where results are kept")
     parser.add_argument("--quick", action="store_true", help="two iterations of everything: a test")
     parser.add_argument("--table", action="store_true", help="print markdown instead of the JSON line")
     options = parser.parse_args(arguments)
     iterations, count = (2, 2) if options.quick else (options.iterations, options.seeds)
+    learning_rate = options.lr or resolved(["experiment=tiny_text"])["algo"]["optimizer"]["lr"]
     runs = [
         Run(
             arm=name,
             seed=seed,
             iterations=iterations,
-            learning_rate=options.lr or ARMS[name].learning_rate,
+            learning_rate=learning_rate,
             overrides=QUICK if options.quick else (),
         )
         for seed in range(count)  # seed by seed, so that a study that was stopped compares all arms

@@ -21,7 +21,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
     curves = {arm: curve(runs) for arm, runs in by_arm.items()}
     found: dict[str, Any] = {
         "seeds": max(map(len, by_arm.values())),
-        "learning_rates": {arm: runs[0]["learning_rate"] for arm, runs in by_arm.items()},
+        "learning_rate": rows[0]["learning_rate"],
         "curves": curves,
         "seconds": {arm: spread([run["seconds"] for run in runs]) for arm, runs in by_arm.items()},
     }
@@ -97,14 +97,15 @@ def tables(rows: Sequence[Row]) -> str:
     random_needs = iterations_to(_means(curves[BASE_ARM]), level)
     shown = [point["iteration"] for point in curves[BASE_ARM]]
     lines = [
-        f"Held-out reward, mean ± sd over {len(by_arm[BASE_ARM])} seeds, after so many iterations:",
+        f"Held-out reward after so many iterations, mean ± sd over {len(by_arm[BASE_ARM])} seeds, learning rate "
+        f"{rows[0]['learning_rate']:g}:",
         "",
-        _cells("arm", "lr", *shown, "judge at the end"),
-        _cells(*["---"] * (len(shown) + 3)),
+        _cells("arm", *shown, "judge at the end"),
+        _cells(*["---"] * (len(shown) + 2)),
     ]
     for arm, points in curves.items():
         rewards = [_pm(point["reward"]) for point in points]
-        lines.append(_cells(arm, f"{by_arm[arm][0]['learning_rate']:g}", *rewards, _pm(points[-1]["judge"])))
+        lines.append(_cells(arm, *rewards, _pm(points[-1]["judge"])))
     lines += [
         "",
         f"Iterations to the random arm's final reward ({level:.3f}), by the mean curve and by seed:",

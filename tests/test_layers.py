@@ -52,6 +52,7 @@ TORCH_FREE = (
     "src.parallel.membership",
     "src.spot.scheduler",
     "src.spot.planner",
+    "src.spot.planning",
     "src.spot.traces",
     "src.spot.market",
     "src.spot.prices",

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 
 from src.app import checkpoint
-from src.app.config import CHECKPOINTS, Config, build, geometry, refusing, task
+from src.app.config import CHECKPOINTS, Config, build, geometry, refusing, spot_places, task
 from src.app.engine import RolloutEngine
 from src.core import seeds
 from src.core.protocols import Cluster
@@ -106,7 +106,7 @@ def build_exploration(config: Config) -> Exploration:
     if explore["sync"] == "replay":
         return Replay(source=ReplayLog(Path(explore["replay_from"]) / "events.jsonl").explored)
     if explore["sync"] == "await":
-        return Await(timeout_s=explore["await_timeout_s"], workers=config["cluster"]["spot_workers"])
+        return Await(timeout_s=explore["await_timeout_s"], workers=spot_places(config))
     return Race()
 
 

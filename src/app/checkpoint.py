@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -69,8 +68,3 @@ def load(folder: Path) -> Checkpoint:
 def found(root: Path) -> list[Path]:
     """Checkpoint folders below `root`, oldest first."""
     return sorted(path for path in root.glob(f"{PREFIX}*") if path.is_dir())
-
-
-def random_state() -> Tensor:
-    """State of torch's global generator (LoRA dropout draws from it)."""
-    return torch.get_rng_state()

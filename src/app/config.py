@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from src.core.folders import FolderError, verify
 from src.parallel.plan import check_geometry
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
+from src.spot.cost import Ledger
+from src.spot.market import Market
 from src.tasks.task import RenderedTask
 
 Config = Mapping[str, Any]
@@ -78,6 +81,9 @@ WHOLE_NUMBERS = (
     "trainer.devices",
     "parallel.sp_degree",
     "cluster.spot_workers",
+    "cluster.workers_per_node",
+    "cluster.spares",
+    "cluster.commit_every",
     "data.prompts_per_iteration",
     "data.eval_prompts",
     "algo.group_size",
@@ -103,8 +109,7 @@ def check(config: Config) -> None:
     trainer = config["trainer"]
     if trainer["max_steps"] < 1:
         raise ConfigError(f"trainer.max_steps counts iterations and must be at least 1, got {trainer['max_steps']}")
-    if config["cluster"]["spot_workers"] < 0:
-        raise ConfigError(f"cluster.spot_workers must not be negative, got {config['cluster']['spot_workers']}")
+    check_cluster(config)
     if config["model"]["stored_dtype"] not in ("float32", "bfloat16", "float16"):
         raise ConfigError(
             f"model.stored_dtype must be float32, bfloat16 or float16, got {config['model']['stored_dtype']!r}"
@@ -155,6 +160,44 @@ def _check_ranks(config: Config) -> None:
             heads=network["num_attention_heads"],
             pairs=min(sizes.pairs_of_update(update) for update in range(sizes.updates)),
         )
+
+
+def check_cluster(config: Config) -> None:
+    """Refuses spot workers, markets and prices that cannot be."""
+    cluster = config["cluster"]
+    for name, least in (("spot_workers", 0), ("workers_per_node", 1), ("spares", 0), ("commit_every", 0)):
+        if cluster[name] < least:
+            raise ConfigError(f"cluster.{name} must be at least {least}, got {cluster[name]}")
+    for key, value in (
+        ("cluster.lease_target_s", cluster["lease_target_s"]),
+        ("market.grace_s", config["market"]["grace_s"]),
+    ):
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(f"{key} must be a number of at least 0, got {value!r}")
+    if cluster["notices"] is not None:
+        build(cluster["notices"], "cluster.notices")
+    build_market(config)
+    build_ledger(config)
+
+
+def build_market(config: Config) -> Market | None:
+    """Which spot nodes there are when; None: one, always."""
+    decider = config["market"]["decider"]
+    return None if decider is None else build(decider, "market")
+
+
+def build_ledger(config: Config) -> Ledger:
+    """Adds up what the run costs."""
+    zone, prices = config["market"]["zone"], build(config["prices"], "prices")
+    with refusing("market.zone"):
+        return Ledger(prices=prices, zone=zone, reserved_gpus=config["trainer"]["devices"])
+
+
+def spot_places(config: Config) -> int:
+    """Spot workers when the market takes none."""
+    cluster, market = config["cluster"], build_market(config)
+    workers: int = cluster["workers_per_node"] * len(market.nodes) if market else cluster["spot_workers"]
+    return workers
 
 
 _KEYS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,22 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from src.core.clock import monotonic_s
-from src.core.types import Blob, Prompt, RequestKind, SampleRequest, SampleResult, Trajectory, WorkReport
-from src.models.adapter import DiTAdapter
-from src.models.blobs import to_blob
+from src.core.protocols import OnStep, never, unwatched
+from src.core.types import (
+    MIXED_FINGERPRINT,
+    Blob,
+    Commit,
+    Prompt,
+    RequestKind,
+    SampleRequest,
+    SampleResult,
+    Trajectory,
+    WorkReport,
+)
+from src.models.adapter import Conditioning, DiTAdapter
+from src.models.blobs import from_blob, to_blob
 from src.models.sampler import Sampler, SamplerState
+from src.models.sampler import Trajectory as SampledPath
 from src.rl.rewards.reward import Reward, ScoreError, score_samples
 
 WEIGHTS_FILE = "model.safetensors"
@@ -101,14 +113,46 @@ class RolloutEngine:
         self._checksum = self._adapter.checksum()
         return self._checksum
 
-    def assist(self, requests: Sequence[SampleRequest]) -> None:
-        self._denoise(requests)
+    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
+        seeds, cond, begin = self._begin(requests, resume)
+        self._sampler.advance(begin, seeds, cond, requests[0].spec, until=requests[0].spec.steps)
 
-    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
+    def serve(
+        self,
+        requests: Sequence[SampleRequest],
+        worker: str,
+        *,
+        resume: Sequence[Commit] = (),
+        commit_every: int = 0,
+        on_step: OnStep = unwatched,
+        should_yield: Callable[[], bool] = never,
+    ) -> tuple[list[SampleResult], WorkReport]:
         started_s = monotonic_s()
         spec = requests[0].spec
-        samples = self._denoise(requests)
+        seeds, cond, begin = self._begin(requests, resume)
+        origins = self._origins(requests, resume)
+
+        def tell(state: SamplerState, commit: bool) -> None:
+            on_step(state.step, self._commits(requests, state, origins) if commit else ())
+
+        def is_due(state: SamplerState) -> bool:
+            return commit_every > 0 and state.step % commit_every == 0
+
+        samples = self._sampler.advance(
+            begin,
+            seeds,
+            cond,
+            spec,
+            until=spec.steps,
+            on_step=lambda state: tell(state, is_due(state)),
+            should_stop=should_yield,
+        )
+        if should_yield() and not is_due(samples) and samples.step > begin.step:
+            tell(samples, True)
         denoised_s = monotonic_s()
+        steps = len(requests) * (samples.step - begin.step)
+        if samples.step < spec.steps:
+            return [], WorkReport(denoise_s=denoised_s - started_s, decode_s=0.0, score_s=0.0, steps=steps)
         images_BHWC = self._adapter.decode(samples.latents_BLC)
         decoded_s = monotonic_s()
         prompts = [request.prompt for request in requests]
@@ -119,18 +163,59 @@ class RolloutEngine:
         results = []
         for row, request in enumerate(requests):
             scored = _Scored(rewards_B[row], judge_B[row] if judge_B else None, images_BHWC[row])
-            results.append(self._result(request, samples, row, scored, worker))
+            results.append(self._result(request, samples, row, scored, worker, origins[row]))
         report = WorkReport(
             denoise_s=denoised_s - started_s,
             decode_s=decoded_s - denoised_s,
             score_s=scored_s - decoded_s,
-            steps=len(requests) * spec.steps,
+            steps=steps,
         )
         return results, report
 
-    def _denoise(self, requests: Sequence[SampleRequest]) -> SamplerState:
+    def _begin(
+        self, requests: Sequence[SampleRequest], resume: Sequence[Commit]
+    ) -> tuple[list[int], Conditioning, SamplerState]:
+        """Seeds and prompts of the requests, and where their denoising goes on."""
+        seeds = [request.key.seed for request in requests]
         cond = self._adapter.encode([request.prompt.text for request in requests])
-        return self._sampler.sample([request.key.seed for request in requests], cond, requests[0].spec)
+        return seeds, cond, self._resumed(resume) if resume else self._sampler.start(seeds)
+
+    def _origins(self, requests: Sequence[SampleRequest], resume: Sequence[Commit]) -> list[str]:
+        """The fingerprint of each sample, if it is finished here."""
+        if not resume:
+            return [self.fingerprint] * len(requests)
+        for request, commit in zip(requests, resume, strict=True):
+            if request.key != commit.key:
+                raise ValueError(f"commits must be in the order of the requests, got {commit.key} for {request.key}")
+        begun = [commit.trajectory.fingerprint for commit in resume]
+        return [self.fingerprint if made_by == self.fingerprint else MIXED_FINGERPRINT for made_by in begun]
+
+    def _resumed(self, commits: Sequence[Commit]) -> SamplerState:
+        """The state that was committed; raises ValueError if the commits stand before different steps."""
+        device = self._adapter.device
+        paths = [commit.trajectory for commit in commits]
+        trajectory = SampledPath(
+            torch.stack([from_blob(path.before_SLC) for path in paths]).to(device),
+            torch.stack([from_blob(path.after_SLC) for path in paths]).to(device),
+            torch.stack([from_blob(path.log_probs_S) for path in paths]).to(device),
+        )
+        if len({commit.step for commit in commits}) != 1:
+            raise ValueError(f"commits must stand before one step, got {sorted({c.step for c in commits})}")
+        latents_BLC = torch.stack([from_blob(commit.latents_LC) for commit in commits]).to(device)
+        return SamplerState(commits[0].step, latents_BLC, trajectory)
+
+    def _commits(
+        self, requests: Sequence[SampleRequest], samples: SamplerState, origins: Sequence[str]
+    ) -> list[Commit]:
+        """Where each sample stands. Only rollouts hand on their past, since only theirs is trained on."""
+        checksum = self._checksum or self.weights_changed()
+        host = samples.on_host()
+        if requests[0].key.kind is not RequestKind.ROLLOUT:
+            host = host.without_past()
+        return [
+            Commit(request.key, host.step, to_blob(host.latents_BLC[row]), _path(host, row, origins[row]), checksum)
+            for row, request in enumerate(requests)
+        ]
 
     def _score(
         self, reward: Reward, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]
@@ -144,7 +229,7 @@ class RolloutEngine:
         return scores
 
     def _result(
-        self, request: SampleRequest, samples: SamplerState, row: int, scored: _Scored, worker: str
+        self, request: SampleRequest, samples: SamplerState, row: int, scored: _Scored, worker: str, origin: str
     ) -> SampleResult:
         checksum = self._checksum or self.weights_changed()
         error = self._error(samples, row, scored)
@@ -160,7 +245,7 @@ class RolloutEngine:
             reward=scored.reward,
             scores={"judge": scored.judge} if isinstance(scored.judge, float) else {},
             digest=to_blob(samples.latents_BLC[row]).digest,
-            trajectory=self._trajectory(samples, row) if kind is RequestKind.ROLLOUT else None,
+            trajectory=_path(samples, row, origin) if kind is RequestKind.ROLLOUT else None,
             image=Blob("uint8", image_HWC.shape, image_HWC.tobytes()) if kind is RequestKind.EVAL else None,
         )
 
@@ -172,11 +257,12 @@ class RolloutEngine:
             return f"{self._reward.name}: {scored.reward}"
         return None
 
-    def _trajectory(self, samples: SamplerState, row: int) -> Trajectory:
-        path = samples.trajectory
-        return Trajectory(
-            before_SLC=to_blob(path.before_BSLC[row]),
-            after_SLC=to_blob(path.after_BSLC[row]),
-            log_probs_S=to_blob(path.log_probs_BS[row]),
-            fingerprint=self.fingerprint,
-        )
+
+def _path(samples: SamplerState, row: int, fingerprint: str) -> Trajectory:
+    path = samples.trajectory
+    return Trajectory(
+        before_SLC=to_blob(path.before_BSLC[row]),
+        after_SLC=to_blob(path.after_BSLC[row]),
+        log_probs_S=to_blob(path.log_probs_BS[row]),
+        fingerprint=fingerprint,
+    )

@@ -20,10 +20,10 @@ class Interrupted(Exception):
     """The user asked the job to stop; it has saved a checkpoint."""
 
 
-def exit_code_of(error: Exception) -> int:
+def exit_code_of(error: BaseException) -> int:
     """Prints the error as its kind deserves. Only what nobody foresaw has a traceback."""
     match error:
-        case Interrupted():
+        case Interrupted() | KeyboardInterrupt():
             _say(error)
             return INTERRUPTED
         case ConfigError() | HydraException() | OmegaConfBaseException():
@@ -36,5 +36,5 @@ def exit_code_of(error: Exception) -> int:
     return FAILED
 
 
-def _say(error: Exception) -> None:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+def _say(error: BaseException) -> None:
+    print(f"error: {' '.join(str(error).split()) or 'interrupted'}", file=sys.stderr)

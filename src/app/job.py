@@ -22,15 +22,16 @@ from typing import Any
 from hydra.utils import get_method
 from omegaconf import DictConfig
 
-from src.app.config import Config, ConfigError, RunPlan, build, plan_run, refusing
+from src.app.config import Config, ConfigError, RunPlan, build, build_ledger, build_market, plan_run
 from src.app.errors import Interrupted, JobFailed
 from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
-from src.spot.cost import Ledger
-from src.spot.fleet import Fleet, WorkerSettings
+from src.spot.fleet import Fleet
+from src.spot.notices import Signs
+from src.spot.process import WorkerSettings
 from src.spot.scheduler import Scheduler
 
 POLL_S = 0.2
@@ -43,13 +44,14 @@ def launch(config: DictConfig) -> float | None:
     return result
 
 
-def post_train(config: DictConfig) -> float:
-    """Post-trains a model and returns the final held-out reward.
+def post_train(config: DictConfig) -> float | None:
+    """Post-trains a model and returns the final held-out reward (None if nothing was left to do).
 
     Raises:
         ConfigError: bad configuration or input.
         JobFailed: a part of the job died.
         Interrupted: SIGINT or SIGTERM; a checkpoint was saved.
+        KeyboardInterrupt: the second of them; the last checkpoint is that of an earlier iteration.
     """
     plan = plan_run(config)
     for warning in plan.warnings:
@@ -72,7 +74,8 @@ def post_train(config: DictConfig) -> float:
     if told:
         raise Interrupted(f"stopped by {asked_to_stop.name}; go on with ckpt_path=last paths.output_dir={plan.folder}")
     print(five_lines(terminal.summary, plan.folder))
-    return float(terminal.summary["eval_reward_end"])
+    reward: float | None = terminal.summary["eval_reward_end"]
+    return reward
 
 
 class Terminal:
@@ -80,11 +83,8 @@ class Terminal:
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._prices = dict(plan.config["market"])
         self._sink: Sink = Guarded(build(plan.config["logger"], "logger"))
-        with refusing("market"):
-            ledger = Ledger(**self._prices)
-        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=ledger)
+        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=build_ledger(plan.config))
         self.cursor = 0
         self.iteration = 0
         self.summary: Summary = {}
@@ -98,7 +98,7 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         """Writes summary.json, also of a job that failed, and ends the logger."""
         self._progress.stop()
-        self.summary = write_summary(self._plan.folder, prices=self._prices)
+        self.summary = write_summary(self._plan.folder, ledger=build_ledger(self._plan.config))
         self._sink.finish(self.summary)
 
     def show(self, news: News) -> None:
@@ -133,7 +133,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(f"stopped at once by {signal.Signals(number).name}")
         self.name = signal.Signals(number).name
         print("stopping after this iteration (again: at once)", file=sys.stderr)
 
@@ -208,10 +208,12 @@ class Ranks:
         return self._plan.folder / f"rank{rank or ''}.log"
 
 
-def make_coordinator(run: str, folder: Path, iteration: int, heartbeat_timeout_s: float) -> Coordinator:
+def make_coordinator(config: Config, run: str, folder: Path, iteration: int) -> Coordinator:
     """The coordinator of a job, in its own process."""
-    scheduler = Scheduler(heartbeat_timeout_s=heartbeat_timeout_s)
-    return Coordinator(run=run, folder=folder, scheduler=scheduler, iteration=iteration)
+    cluster = config["cluster"]
+    scheduler = Scheduler(heartbeat_timeout_s=cluster["heartbeat_timeout_s"], lease_target_s=cluster["lease_target_s"])
+    ledger = build_ledger(config)
+    return Coordinator(run=run, folder=folder, scheduler=scheduler, iteration=iteration, ledger=ledger)
 
 
 def make_engine(config: Config) -> Any:
@@ -221,19 +223,33 @@ def make_engine(config: Config) -> Any:
     return build_worker_engine(config)
 
 
+def make_signs(section: Config) -> Signs:
+    """What a spot worker asks whether its node will be taken away, in its own process."""
+    signs: Signs = build(section, "cluster.notices")
+    return signs
+
+
 def _fleet(plan: RunPlan) -> Fleet:
-    cluster = plan.config["cluster"]
+    cluster, market = plan.config["cluster"], build_market(plan.config)
     return Fleet(
         coordinator=partial(
             make_coordinator,
+            plan.config,
             run=plan.folder.name,
             folder=plan.folder,
             iteration=_resumed_iteration(plan.resume),
-            heartbeat_timeout_s=cluster["heartbeat_timeout_s"],
         ),
         engine=partial(make_engine, plan.config),
-        settings=WorkerSettings(niceness=cluster["nice"], threads=cluster["threads"]),
-        spot_workers=cluster["spot_workers"],
+        settings=WorkerSettings(
+            niceness=cluster["nice"],
+            threads=cluster["threads"],
+            commit_every=cluster["commit_every"],
+            grace_s=plan.config["market"]["grace_s"],
+            signs=partial(make_signs, cluster["notices"]) if cluster["notices"] else None,
+        ),
+        spot_workers=cluster["workers_per_node"] if market else cluster["spot_workers"],
+        market=market,
+        spares=cluster["spares"],
         respawn=cluster["respawn"],
     )
 

@@ -68,12 +68,14 @@ class RunState:
     @property
     def facts(self) -> str:
         """One line: rewards, workers, explored seeds, cost, time left."""
+        cost = self.ledger.cost
+        busy = cost.utilisation("spot")
         parts = [
             _figure("held-out", self.held_out),
             _figure("train", self.train),
-            f"{len(self.spot)} spot",
+            f"{len(self.spot)} spot" + (f" ({busy:.0%} busy)" if busy > 0 else ""),
             f"{self.explored:,} explored",
-            f"{self.ledger.cost.usd:.4f} usd",
+            f"{cost.usd:.4f} usd",
             "" if self.left_s is None or self.done == self.total else f"{duration(self.left_s)} left",
         ]
         return "  ".join(part for part in parts if part)

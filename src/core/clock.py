@@ -11,6 +11,8 @@ Clock = Callable[[], float]
 
 monotonic_s: Clock = time.monotonic
 sleep_s = time.sleep
+cpu_s: Clock = time.process_time
+"""Seconds that this process has computed: what a measurement counts where others share the cores."""
 
 
 def wall_s() -> float:

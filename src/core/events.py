@@ -4,13 +4,19 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
 
     run_started      run, incarnation, iteration, start_wall_s     (iteration: where a resumed run goes on)
     worker_joined    worker, role, node, slot, pid, incarnation, fingerprint
-    worker_lost      worker, reason (killed | frozen | failed | left), requests     (how many it held)
+    notice           worker, grace_s, requests             (it will be gone so soon; how many requests it holds)
+    worker_lost      worker, reason (preempted | killed | frozen | failed | left), requests     (how many it held)
+                     (preempted: it was under notice, however it ended then)
     worker_failed    worker, error                                 (its own fault; the next one is started)
     policy_published version, checksum, bytes, publish_s
     submitted        request_kind, iteration, count
     lease_granted    lease, worker, request_kind, iteration, count, version
+                     start_s in the first lease of a worker: since it was wanted (its place became free or came back)
+    lease_resumed    lease, worker, request_kind, iteration, count, step, after: [lease, ...]
+                     (follows lease_granted: it goes on before denoising step `step`, with what those leases committed)
     lease_done       lease, worker, request_kind, iteration, count, steps, denoise_s, decode_s, score_s
-    lease_lost       lease, worker, request_kind, iteration, count, reason
+    lease_lost       lease, worker, request_kind, iteration, count, reason, committed_steps, lost_steps
+                     (denoising steps, sample x step, of this lease that were kept and that must be repeated)
     result_rejected  worker, request_kind, iteration, instance, seed, reason
     request_failed   request_kind, iteration, instance, seed, attempts, error
     closed           request_kind, iteration, accepted, dropped

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from src.core.types import (
+    Commit,
     ExploredByInstance,
     PolicyVersion,
     SampleRequest,
@@ -19,6 +20,18 @@ from src.core.types import (
     Snapshot,
     WorkReport,
 )
+
+OnStep = Callable[[int, Sequence[Commit]], None]
+"""Told after each denoising step: the next step, and what is committed before it (often nothing)."""
+
+
+def unwatched(step: int, commits: Sequence[Commit]) -> None:
+    """Nobody wants to know."""
+
+
+def never() -> bool:
+    """Work is finished whatever comes."""
+    return False
 
 
 class Engine(Protocol):
@@ -35,10 +48,28 @@ class Engine(Protocol):
     def load_weights(self, folder: Path) -> str:
         """Takes the weights published in `folder`; returns the checksum of what the model then holds."""
 
-    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
-        """One result per request, in order. It never raises for one sample: a failed one has `error` set."""
+    def serve(
+        self,
+        requests: Sequence[SampleRequest],
+        worker: str,
+        *,
+        resume: Sequence[Commit] = (),
+        commit_every: int = 0,
+        on_step: OnStep = unwatched,
+        should_yield: Callable[[], bool] = never,
+    ) -> tuple[list[SampleResult], WorkReport]:
+        """One result per request, in order. It never raises for one sample: a failed one has `error` set.
 
-    def assist(self, requests: Sequence[SampleRequest]) -> None:
+        Args:
+            requests: of one kind, policy and spec.
+            resume: where each request goes on, all before the same step; empty to start from noise. With equal
+                fingerprints the samples are bit-equal to uninterrupted ones.
+            commit_every: `on_step` gets commits before every so many steps of the grid; 0 for none.
+            should_yield: asked before each step. Once it is true, and it then stays so, what stands there is
+                committed, and no result is returned unless only decoding and scoring are left.
+        """
+
+    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
         """Takes its part in samples that several processes make together, and whose results another one returns."""
 
     def weights_changed(self) -> str:

@@ -122,23 +122,6 @@ class SampleRequest:
 
 
 @dataclass(frozen=True)
-class Lease:
-    """A batch of requests of one kind, policy and spec that a worker holds until its deadline."""
-
-    id: int
-    requests: tuple[SampleRequest, ...]
-    deadline_s: float
-
-    @property
-    def kind(self) -> RequestKind:
-        return self.requests[0].key.kind
-
-    @property
-    def policy(self) -> PolicyVersion:
-        return self.requests[0].key.policy
-
-
-@dataclass(frozen=True)
 class Trajectory:
     """What training needs of one sample: S stochastic transitions, in the dtype in which they were scored.
 
@@ -150,6 +133,50 @@ class Trajectory:
     after_SLC: Blob
     log_probs_S: Blob
     fingerprint: str
+
+
+MIXED_FINGERPRINT = "mixed"
+"""Of a trajectory that was begun by one arithmetic and went on with another: nobody's log-probabilities are its."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A sample on its way, from which any worker with the same weights can go on.
+
+    `trajectory` holds the stochastic steps before `step`; for kinds whose results carry none it is empty.
+    """
+
+    key: RequestKey
+    step: int
+    """The next denoising step; at `spec.steps` only decoding and scoring are left."""
+    latents_LC: Blob
+    """fp32, before that step."""
+    trajectory: Trajectory
+    weights_checksum: str
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Requests of one kind, policy and spec that stand before one step, and that a worker holds until its deadline."""
+
+    id: int
+    requests: tuple[SampleRequest, ...]
+    deadline_s: float
+    resume: tuple[Commit, ...] = ()
+    """Where each request goes on; empty if they start from noise."""
+
+    @property
+    def kind(self) -> RequestKind:
+        return self.requests[0].key.kind
+
+    @property
+    def policy(self) -> PolicyVersion:
+        return self.requests[0].key.policy
+
+    @property
+    def step(self) -> int:
+        """The step at which all of its requests go on."""
+        return self.resume[0].step if self.resume else 0
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,18 @@ class SamplerState:
         index = torch.as_tensor(rows, dtype=torch.long, device=self.latents_BLC.device)
         return SamplerState(self.step, self.latents_BLC[index], self.trajectory.select(index))
 
+    def on_host(self) -> SamplerState:
+        """The same in main memory: one copy per tensor, however many samples are then taken apart."""
+        path = self.trajectory
+        past = Trajectory(path.before_BSLC.cpu(), path.after_BSLC.cpu(), path.log_probs_BS.cpu())
+        return SamplerState(self.step, self.latents_BLC.cpu(), past)
+
+    def without_past(self) -> SamplerState:
+        """The same as if no stochastic step had been taken yet."""
+        path = self.trajectory
+        nothing = Trajectory(path.before_BSLC[:, :0], path.after_BSLC[:, :0], path.log_probs_BS[:, :0])
+        return SamplerState(self.step, self.latents_BLC, nothing)
+
     @staticmethod
     def cat(parts: Sequence[SamplerState]) -> SamplerState:
         """All samples of all parts.
@@ -144,8 +156,11 @@ class Sampler:
         *,
         until: int,
         on_step: StepCallback | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> SamplerState:
         """Take the steps from `state.step` to just before `until`; `on_step` sees the state after each.
+
+        Before each step `should_stop` is asked; once it is true, the state as it stands is returned.
 
         Raises:
             ValueError: `until` is out of range, the numbers of samples differ, or the spec is stochastic with
@@ -161,7 +176,7 @@ class Sampler:
             )
         schedule = self.schedule_for(spec.steps)
         chunks = self._chunks(seeds, cond)
-        while state.step < until:
+        while state.step < until and not should_stop():
             state = self._step(state, chunks, spec, schedule)
             if on_step is not None:
                 on_step(state)

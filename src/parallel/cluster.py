@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from src.core.protocols import Cluster, Engine
-from src.core.types import PolicyVersion, SampleRequest, SampleResult, WorkReport
+from src.core.protocols import Cluster, Engine, OnStep, never, unwatched
+from src.core.types import Commit, PolicyVersion, SampleRequest, SampleResult, WorkReport
 from src.parallel.mesh import Mesh
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the ranks of a group denoise together."""
+
+    requests: tuple[SampleRequest, ...]
+    resume: tuple[Commit, ...]
 
 
 class SharedEngine:
@@ -48,24 +57,35 @@ class SharedEngine:
     def weights_changed(self) -> str:
         return self._engine.weights_changed()
 
-    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
-        self._tell(requests)
-        return self._engine.serve(requests, worker)
+    def serve(
+        self,
+        requests: Sequence[SampleRequest],
+        worker: str,
+        *,
+        resume: Sequence[Commit] = (),
+        commit_every: int = 0,
+        on_step: OnStep = unwatched,
+        should_yield: Callable[[], bool] = never,
+    ) -> tuple[list[SampleResult], WorkReport]:
+        if should_yield is not never:  # the others would go on, and wait for this rank in the next step
+            raise ValueError("ranks that share sequences finish what they began: should_yield must be `never`")
+        self._tell(_Part(tuple(requests), tuple(resume)))
+        return self._engine.serve(requests, worker, resume=resume, commit_every=commit_every, on_step=on_step)
 
-    def assist(self, requests: Sequence[SampleRequest]) -> None:
-        self._engine.assist(requests)
+    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
+        self._engine.assist(requests, resume=resume)
 
     def follow(self) -> None:
         """Denoises what the leader serves, until it `release`s."""
-        while (requests := self._tell(None)) is not None:
-            self._engine.assist(requests)
+        while (part := self._tell(None)) is not None:
+            self._engine.assist(part.requests, resume=part.resume)
 
     def release(self) -> None:
         """The leader has served all."""
         self._tell(None)
 
-    def _tell(self, requests: Sequence[SampleRequest] | None) -> Sequence[SampleRequest] | None:
-        return _broadcast(requests, self._mesh.sequence_objects)
+    def _tell(self, part: _Part | None) -> _Part | None:
+        return _broadcast(part, self._mesh.sequence_objects)
 
 
 class RankCluster:

@@ -104,7 +104,7 @@ class FlowGRPO(pl.LightningModule):
         self.seed_bank = seed_bank
         self.geometry = geometry
         self.iteration = 0
-        """Iterations done. Lightning's global_step counts optimizer steps, so nothing here uses it."""
+        """Iterations done. Lightning's global_step stays 0: it sees none of the optimizer steps."""
         self._save_weights = save_weights
         self._fingerprint = fingerprint
         self._guidance_scale = guidance_scale

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from src.core.clock import RunClock
 from src.core.protocols import Engine
 from src.core.types import (
+    Commit,
     Lease,
     Member,
     PolicyVersion,
@@ -29,8 +30,12 @@ def call(method: Any, *arguments: Any) -> Any:
 
     Raises what the method raises, and CoordinatorLost if that process is dead.
     """
+    return _wait(method.remote(*arguments))
+
+
+def _wait(answer: Any) -> Any:
     try:
-        return ray.get(method.remote(*arguments))
+        return ray.get(answer)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayActorError as error:
@@ -42,6 +47,7 @@ class RayTransport:
 
     def __init__(self, host: Any) -> None:
         self._host = host
+        self._commits: list[Any] = []  # on their way, since the last push
 
     def join(self, joined: Joined) -> Introduction:
         introduction: Introduction = call(self._host.join, joined)
@@ -51,11 +57,20 @@ class RayTransport:
         lease: Lease | None = call(self._host.pull, worker)
         return lease
 
+    def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
+        self._commits.append(self._host.commit.remote(worker, lease, step, commits))
+
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
+        # An actor with coroutines may start a small call before a large one that was sent earlier.
+        _wait(self._commits)
+        self._commits.clear()
         call(self._host.push, worker, lease, results, report)
 
     def heartbeat(self, worker: str) -> None:
         self._host.heartbeat.remote(worker)
+
+    def notice(self, worker: str, grace_s: float) -> None:
+        self._host.notice.remote(worker, grace_s)
 
 
 class RayCluster:
@@ -64,7 +79,6 @@ class RayCluster:
     Args:
         engine: makes samples with the weights under training, which it never loads: its results must carry
             the checksum that `save` returned when they were published.
-            checksum that `save` returned when they were published.
         rank: number of this rank.
     """
 
@@ -99,7 +113,7 @@ class RayCluster:
         self.submit(requests)
         keys = [request.key for request in requests]
         while (lease := call(self._host.work, self._name, keys)) is not None:
-            results, report = self._engine.serve(lease.requests, self._name)
+            results, report = self._engine.serve(lease.requests, self._name, resume=lease.resume)
             call(self._host.push, self._name, lease.id, results, report)
         return self.close(requests, wait_s=0.0)
 

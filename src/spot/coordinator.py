@@ -18,6 +18,7 @@ from src.core.clock import Clock, RunClock, monotonic_s, wall_s
 from src.core.events import JsonLines, read_jsonl
 from src.core.protocols import Engine
 from src.core.types import (
+    Commit,
     Lease,
     Member,
     PolicyVersion,
@@ -29,6 +30,7 @@ from src.core.types import (
 )
 from src.spot import messages as m
 from src.spot import weights
+from src.spot.cost import Ledger
 from src.spot.scheduler import Scheduler
 
 EVENTS_FILE = "events.jsonl"
@@ -108,12 +110,20 @@ class Coordinator:
         folder: run folder: events.jsonl, metrics.jsonl and published weights are in it.
         scheduler: the decider.
         iteration: where the run goes on; metrics rows beyond it are cut off.
+        ledger: adds up what the run costs, which is then logged with the metrics of each iteration.
     """
 
     def __init__(
-        self, *, run: str, folder: Path, scheduler: Scheduler, iteration: int = 0, now: Clock = monotonic_s
+        self,
+        *,
+        run: str,
+        folder: Path,
+        scheduler: Scheduler,
+        iteration: int = 0,
+        ledger: Ledger | None = None,
+        now: Clock = monotonic_s,
     ) -> None:
-        incarnation, elapsed_s = _earlier_life(folder / EVENTS_FILE)
+        incarnation, elapsed_s = _earlier_life(folder / EVENTS_FILE, ledger)
         self.now = RunClock(elapsed_s=elapsed_s, now=now)
         self.stop_requested = False
         self.granted: dict[str, Lease] = {}
@@ -124,7 +134,11 @@ class Coordinator:
         self._incarnation = incarnation
         self._weights_root = folder / WEIGHTS_FOLDER
         self._scheduler = scheduler
+        self._ledger = ledger
+        self._priced = iteration
         self._members: dict[str, Joined] = {}
+        self._noticed: set[str] = set()
+        self._expected_s: dict[str, float] = {}
         self._results: dict[RequestKey, SampleResult] = {}
         self._retired: list[PolicyVersion] = []
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=NEWS_KEPT)
@@ -145,6 +159,10 @@ class Coordinator:
         return Introduction(self._run, self._incarnation, self._weights_root, self.now())
 
     # Workers
+
+    def expect(self, worker: str) -> None:
+        """The worker is wanted from now on: the log tells how long it took to its first lease."""
+        self._expected_s[worker] = self.now()
 
     def join(self, joined: Joined) -> Introduction:
         """The worker is a member from now on."""
@@ -176,6 +194,14 @@ class Coordinator:
         """The worker no longer waits for a lease."""
         self._do(m.Withdraw(worker))
 
+    def notice(self, worker: str, grace_s: float) -> None:
+        """The worker will be gone in `grace_s` seconds."""
+        self._do(m.Notice(worker, self.now() + grace_s))
+
+    def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
+        """Takes how far a worker is with a lease, and from where it could go on elsewhere."""
+        self._do(m.Commits(worker, lease, step, commits))
+
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         """Takes what the worker made under a lease."""
         for action in self._do(m.Results(worker, lease, results)):
@@ -186,8 +212,9 @@ class Coordinator:
         """To be called a few times a second: finds frozen workers and leases that are over."""
         self._do(m.Tick())
 
-    def is_member(self, worker: str) -> bool:
-        return worker in self._members
+    def is_wanted(self, worker: str) -> bool:
+        """Whether the worker may get leases: it is a member and under no notice."""
+        return worker in self._members and worker not in self._noticed
 
     def workers(self) -> int:
         """Live spot workers."""
@@ -237,11 +264,17 @@ class Coordinator:
         """Appends one event to the event log."""
         row = {"time_s": round(self.now(), 6), "kind": kind, **fields}
         self._events.append(row)
+        if self._ledger is not None:
+            self._ledger.add(row)
         self._tell("event", row)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one row to the metrics."""
-        row = {"step": step, "time_s": round(self.now(), 6), **metrics}
+        cost: Mapping[str, float] = {}
+        if self._ledger is not None and step > self._priced:
+            self._priced = step
+            cost = self._ledger.cost.metrics()
+        row = {"step": step, "time_s": round(self.now(), 6), **metrics, **cost}
         self._metrics.append(row)
         self._tell("metrics", row)
 
@@ -287,9 +320,8 @@ class Coordinator:
     def _apply(self, actions: Iterable[m.Action]) -> None:
         for action in actions:
             match action:
-                case m.Grant(worker, lease):
-                    self.granted[worker] = lease
-                    self.record("lease_granted", **_describe(worker, lease), version=str(lease.policy))
+                case m.Grant(worker, lease, after):
+                    self._grant(worker, lease, after)
                 case m.Accept(result):
                     self._results[result.key] = result
                 case m.Reject(worker, key, reason):
@@ -297,30 +329,54 @@ class Coordinator:
                 case m.Fail(key, attempts, error):
                     self._results[key] = SampleResult(key, worker="", weights_checksum="", error=error)
                     self.record("request_failed", **_sample(key), attempts=attempts, error=error)
-                case m.Revoke(worker, lease, unfinished, reason):
-                    if self.granted.get(worker) is lease:
-                        del self.granted[worker]
-                    described = {**_describe(worker, lease), "count": unfinished}
-                    self.record("lease_lost", **described, reason=reason)
+                case m.Revoke():
+                    self._revoke(action)
+                case m.Warned(worker, deadline_s, unfinished):
+                    self._noticed.add(worker)
+                    grace_s = round(deadline_s - self.now(), 6)
+                    self.record("notice", worker=worker, grace_s=grace_s, requests=unfinished)
                 case m.Lose(worker, reason, unfinished):
+                    self._noticed.discard(worker)
                     self.lost.append(Lost(worker, reason, self._members.pop(worker).pid))
                     self.record("worker_lost", worker=worker, reason=reason, requests=unfinished)
                 case m.Forget(kind, iteration, accepted, dropped):
                     self.record("closed", **_batch(kind, iteration), accepted=accepted, dropped=dropped)
                 case m.Retire(version):
                     self._retired.append(version)
-                case m.Finish() | m.Dismiss():
-                    pass  # for the worker that asked: see push and pull
+                case m.Finish() | m.Dismiss() | m.Progress():
+                    pass  # for the worker that asked: see push, pull and commit
+
+    def _grant(self, worker: str, lease: Lease, after: Sequence[int]) -> None:
+        self.granted[worker] = lease
+        fields: dict[str, Any] = {"version": str(lease.policy)}
+        if worker in self._expected_s:
+            fields["start_s"] = round(self.now() - self._expected_s.pop(worker), 6)
+        self.record("lease_granted", **_describe(worker, lease), **fields)
+        if lease.resume:
+            self.record("lease_resumed", **_describe(worker, lease), step=lease.step, after=list(after))
+
+    def _revoke(self, revoked: m.Revoke) -> None:
+        if self.granted.get(revoked.worker) is revoked.lease:
+            del self.granted[revoked.worker]
+        self.record(
+            "lease_lost",
+            **{**_describe(revoked.worker, revoked.lease), "count": revoked.unfinished},
+            reason=revoked.reason,
+            committed_steps=revoked.committed_steps,
+            lost_steps=revoked.lost_steps,
+        )
 
 
-def _earlier_life(events: Path) -> tuple[int, float]:
-    """(incarnation, seconds so far) of the run that goes on, from the event log that is there."""
+def _earlier_life(events: Path, ledger: Ledger | None) -> tuple[int, float]:
+    """(incarnation, seconds so far) of the run that goes on, from the event log that is there; the ledger reads it."""
     if not events.exists():
         return 0, 0.0
     incarnation, elapsed_s = 0, 0.0
     for event in read_jsonl(events):
         incarnation += event["kind"] == "run_started"
         elapsed_s = max(elapsed_s, event["time_s"])
+        if ledger is not None:
+            ledger.add(event)
     return incarnation, elapsed_s
 
 

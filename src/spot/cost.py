@@ -1,82 +1,219 @@
-"""What a run cost: a pure fold over its event log."""
+"""What a run cost, and what for: a pure fold over its event log.
+
+GPU-seconds and usd are booked on accounts (role, phase):
+
+    reserved    rollout, train, eval: the trainer's phases; sync: publishing weights; idle: the rest of the run
+    spot        rollout, explore, audit, eval: making samples; sync: the rest of a lease (loading weights, messages);
+                lost: work that must be repeated; idle: the rest between a worker's joining and its end
+
+A lease that was lost is split by its denoising steps: those that were committed are work, the others are lost. A lease
+that is not over yet counts as work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-_S_PER_HOUR = 3600.0
+from src.spot.prices import Prices
+
+_PHASE_OF = {"evaluate": "eval"}
+"""Phases of the trainer that are the same work as a request kind."""
+
+
+class Account(NamedTuple):
+    role: str
+    phase: str
 
 
 @dataclass(frozen=True)
 class Cost:
-    reserved_s: float
-    """GPU-seconds of the training ranks: they are paid for as long as the run lasts."""
-    spot_s: float
-    """GPU-seconds of the spot workers: each is paid for while it is a member."""
-    reserved_usd: float
-    spot_usd: float
+    """Where money and time went."""
+
+    gpu_s: Mapping[Account, float]
+    usd_of: Mapping[Account, float]
+    lost_steps: int
+    """Denoising steps (sample x step) that spot workers had begun and that must be repeated."""
 
     @property
     def usd(self) -> float:
-        return self.reserved_usd + self.spot_usd
+        return sum(self.usd_of.values())
+
+    @property
+    def reserved_s(self) -> float:
+        """GPU-seconds of the training ranks: they are paid for as long as the run lasts."""
+        return self._sum(self.gpu_s, "reserved")
+
+    @property
+    def spot_s(self) -> float:
+        """GPU-seconds of the spot workers: each is paid for while it is a member."""
+        return self._sum(self.gpu_s, "spot")
+
+    @property
+    def reserved_usd(self) -> float:
+        return self._sum(self.usd_of, "reserved")
+
+    @property
+    def spot_usd(self) -> float:
+        return self._sum(self.usd_of, "spot")
+
+    @property
+    def lost_s(self) -> float:
+        """GPU-seconds of spot workers whose work must be repeated."""
+        return self.gpu_s.get(Account("spot", "lost"), 0.0)
+
+    @property
+    def lost_usd(self) -> float:
+        return self.usd_of.get(Account("spot", "lost"), 0.0)
+
+    def utilisation(self, role: str) -> float:
+        """Share of a role's GPU-seconds that were neither idle nor lost; NaN if it had none."""
+        total_s = self._sum(self.gpu_s, role)
+        wasted_s = sum(self.gpu_s.get(Account(role, phase), 0.0) for phase in ("idle", "lost"))
+        return 1 - wasted_s / total_s if total_s > 0 else float("nan")
+
+    def metrics(self) -> dict[str, float]:
+        """As logged once per iteration; all figures since the start of the run."""
+        accounts = {f"cost/{role}_{phase}_s": seconds for (role, phase), seconds in self.gpu_s.items()}
+        return {
+            "cost/usd": self.usd,
+            "cost/reserved_usd": self.reserved_usd,
+            "cost/spot_usd": self.spot_usd,
+            "cost/reserved_utilisation": self.utilisation("reserved"),
+            "cost/spot_utilisation": self.utilisation("spot"),
+            "cost/lost_usd": self.lost_usd,
+            "cost/lost_steps": float(self.lost_steps),
+            **accounts,
+        }
+
+    @staticmethod
+    def _sum(amounts: Mapping[Account, float], role: str) -> float:
+        return sum(amount for account, amount in amounts.items() if account.role == role)
+
+
+class _Books:
+    """Amounts by account."""
+
+    def __init__(self, prices: Prices, zone: str) -> None:
+        self._prices = prices
+        self._zone = zone
+        self.gpu_s: dict[Account, float] = {}
+        self.usd: dict[Account, float] = {}
+
+    def book(self, role: str, phase: str, start_s: float, end_s: float, parts: float = 1.0) -> None:
+        """`parts`: how many GPUs, or which share of one."""
+        account = Account(role, phase)
+        usd = self._prices.usd_per_gpu(self._zone, role, start_s, end_s)
+        self.gpu_s[account] = self.gpu_s.get(account, 0.0) + parts * (end_s - start_s)
+        self.usd[account] = self.usd.get(account, 0.0) + parts * usd
+
+    def copy(self) -> _Books:
+        twin = _Books(self._prices, self._zone)
+        twin.gpu_s, twin.usd = self.gpu_s.copy(), self.usd.copy()
+        return twin
+
+
+@dataclass(frozen=True)
+class _OpenLease:
+    worker: str
+    kind: str
+    granted_s: float
+
+
+_PAID = "paid"
+"""The phase under which a role's whole time is booked, until what it was not used for is known to be idle."""
 
 
 class Ledger:
     """Adds events up: `for event in events: ledger.add(event)`; `ledger.cost` is right at any moment.
 
-    usd = reserved price x reserved GPUs x run time + spot price x sum over spot workers of (joined .. lost).
-
     Args:
-        reserved_usd_per_gpu_hour, spot_usd_per_gpu_hour: prices of one GPU.
+        prices: of one GPU.
+        zone: where all of them are.
         reserved_gpus: GPUs of the training ranks.
     """
 
-    def __init__(
-        self, *, reserved_usd_per_gpu_hour: float, spot_usd_per_gpu_hour: float, reserved_gpus: int = 1
-    ) -> None:
-        for name, price in (
-            ("reserved_usd_per_gpu_hour", reserved_usd_per_gpu_hour),
-            ("spot_usd_per_gpu_hour", spot_usd_per_gpu_hour),
-        ):
-            if price < 0:
-                raise ValueError(f"{name} must not be negative, got {price}")
-        self._reserved_usd_per_gpu_hour = reserved_usd_per_gpu_hour
-        self._spot_usd_per_gpu_hour = spot_usd_per_gpu_hour
+    def __init__(self, *, prices: Prices, zone: str = "", reserved_gpus: int = 1) -> None:
+        if reserved_gpus < 1:
+            raise ValueError(f"reserved_gpus must be at least 1, got {reserved_gpus}")
+        for role in ("reserved", "spot"):
+            prices.price_usd_per_gpu_hour(zone, role, 0.0)  # raises here what it would raise in the middle of a run
         self._reserved_gpus = reserved_gpus
         self._now_s = 0.0
-        self._spot_s = 0.0
+        self._books = _Books(prices, zone)
         self._joined_s: dict[str, float] = {}
+        self._leases: dict[int, _OpenLease] = {}
+        self._lost_steps = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
         time_s = float(event["time_s"])
-        kind = event["kind"]
-        if kind == "run_started":  # an earlier life was killed: its workers ended with its last event
-            self._spot_s += sum(self._now_s - joined_s for joined_s in self._joined_s.values())
-            self._joined_s.clear()
-        elif kind == "worker_joined" and event["role"] == "spot":
-            self._joined_s[event["worker"]] = time_s
-        elif kind == "worker_lost" and event["worker"] in self._joined_s:
-            self._spot_s += time_s - self._joined_s.pop(event["worker"])
+        match event["kind"]:
+            case "run_started":
+                self._restart()
+            case "worker_joined" if event["role"] == "spot":
+                self._joined_s[event["worker"]] = time_s
+            case "worker_lost" if event["worker"] in self._joined_s:
+                self._books.book("spot", _PAID, self._joined_s.pop(event["worker"]), time_s)
+            case "lease_granted" if event["worker"] in self._joined_s:
+                self._leases[event["lease"]] = _OpenLease(event["worker"], event["request_kind"], time_s)
+            case "lease_done" if lease := self._leases.pop(event["lease"], None):
+                self._done(lease, time_s, event["denoise_s"] + event["decode_s"] + event["score_s"])
+            case "lease_lost" if lease := self._leases.pop(event["lease"], None):
+                self._lose(lease, time_s, event.get("committed_steps", 0), event.get("lost_steps", 0))
+            case "phase":
+                phase = _PHASE_OF.get(event["name"], event["name"])
+                self._books.book("reserved", phase, event["start_s"], event["end_s"], self._reserved_gpus)
+            case "policy_published":
+                self._books.book("reserved", "sync", time_s - event["publish_s"], time_s, self._reserved_gpus)
         self._now_s = max(self._now_s, time_s)
 
     @property
     def cost(self) -> Cost:
         """Up to the last event."""
-        reserved_s = self._reserved_gpus * self._now_s
-        spot_s = self._spot_s + sum(self._now_s - joined_s for joined_s in self._joined_s.values())
-        return Cost(
-            reserved_s=reserved_s,
-            spot_s=spot_s,
-            reserved_usd=reserved_s / _S_PER_HOUR * self._reserved_usd_per_gpu_hour,
-            spot_usd=spot_s / _S_PER_HOUR * self._spot_usd_per_gpu_hour,
-        )
+        books = self._books.copy()
+        books.book("reserved", _PAID, 0.0, self._now_s, self._reserved_gpus)
+        for joined_s in self._joined_s.values():
+            books.book("spot", _PAID, joined_s, self._now_s)
+        for lease in self._leases.values():
+            books.book("spot", lease.kind, lease.granted_s, self._now_s)
+        return Cost(_with_idle(books.gpu_s), _with_idle(books.usd), self._lost_steps)
+
+    def _restart(self) -> None:
+        """An earlier life was killed: its workers ended with its last event, and what they did is lost."""
+        for joined_s in self._joined_s.values():
+            self._books.book("spot", _PAID, joined_s, self._now_s)
+        for lease in self._leases.values():
+            self._books.book("spot", "lost", lease.granted_s, self._now_s)
+        self._joined_s.clear()
+        self._leases.clear()
+
+    def _done(self, lease: _OpenLease, time_s: float, work_s: float) -> None:
+        span_s = time_s - lease.granted_s
+        share = min(1.0, work_s / span_s) if span_s > 0 else 1.0
+        self._books.book("spot", lease.kind, lease.granted_s, time_s, share)
+        self._books.book("spot", "sync", lease.granted_s, time_s, 1 - share)
+
+    def _lose(self, lease: _OpenLease, time_s: float, committed: int, lost: int) -> None:
+        self._lost_steps += lost
+        if committed + lost:
+            share = lost / (committed + lost)
+            self._books.book("spot", lease.kind, lease.granted_s, time_s, 1 - share)
+            self._books.book("spot", "lost", lease.granted_s, time_s, share)
 
 
-def cost_of(events: Iterable[Mapping[str, Any]], **prices: Any) -> Cost:
-    """The cost of a whole event log; see `Ledger` for the prices."""
-    ledger = Ledger(**prices)
+def _with_idle(amounts: Mapping[Account, float]) -> dict[Account, float]:
+    """What was paid for and not used is idle."""
+    used = {account: amount for account, amount in sorted(amounts.items()) if account.phase != _PAID}
+    for role in ("reserved", "spot"):
+        busy = sum(amount for account, amount in used.items() if account.role == role)
+        used[Account(role, "idle")] = max(0.0, amounts.get(Account(role, _PAID), 0.0) - busy)
+    return used
+
+
+def cost_of(events: Iterable[Mapping[str, Any]], *, prices: Prices, zone: str = "", reserved_gpus: int = 1) -> Cost:
+    """The cost of a whole event log; see `Ledger`."""
+    ledger = Ledger(prices=prices, zone=zone, reserved_gpus=reserved_gpus)
     for event in events:
         ledger.add(event)
     return ledger.cost

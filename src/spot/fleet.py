@@ -5,64 +5,77 @@ with Fleet(...) as fleet:            # from here on, processes that are started 
     address = fleet.start()          # tell it the rank: it connects by client.RayCluster.connect(address)
     while rank.poll() is None:
         news = fleet.news(cursor, wait_s=0.5)
+
+Without a market there is one node, `local`, which is always there. With one, nodes come and go as it says: at a notice
+their workers get SIGTERM and are expected to give their work back; when the grace is over they are killed with SIGKILL;
+when a node returns, its workers are started again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from src.core.clock import RunClock
 from src.core.protocols import Engine
 from src.core.types import Member
+from src.spot import market as mk
 from src.spot import session
-from src.spot.client import RayTransport, call
+from src.spot.client import call
 from src.spot.coordinator import Coordinator, CoordinatorLost, Lost, News
 from src.spot.host import Host
+from src.spot.process import DEFAULTS, SpotProcess, WorkerSettings
 from src.spot.session import ray
-from src.spot.worker import Worker, give_way
 
 log = logging.getLogger(__name__)
 
 _MAX_FAILURES = 3
 """Workers in one slot that may fail by themselves, one after the other, before it is left empty."""
+_LOOK_S = 0.2
+"""How often the fleet looks around, if nothing happens."""
 
 
-@dataclass(frozen=True)
-class WorkerSettings:
-    """How a spot worker's process runs.
+class _Process:
+    """A spot worker's process: it has built its engine, or is about to, and waits for somebody to be."""
 
-    `niceness` puts it behind the trainer on shared cores; `cpus` pins it; `threads` is for OpenMP and its
-    like.
-    """
+    def __init__(self, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0).remote()
+        self._pid = self._actor.pid.remote()
+        self.prepared = self._actor.prepare.remote(engine, settings)
+        """The reference that resolves when it has built its engine, or failed to."""
 
-    niceness: int = 10
-    cpus: tuple[int, ...] = ()
-    threads: int = 1
-    heartbeat_s: float = 2.0
+    def run(self, member: Member, host: Any) -> Any:
+        """From now on it is that member. Returns the reference that resolves when it has ended."""
+        return self._actor.run.remote(member, host, self._engine, self._settings)
 
+    @property
+    def is_ready(self) -> bool:
+        return bool(ray.wait([self.prepared], timeout=0)[0])
 
-class SpotProcess:
-    """The actor around a worker: one process."""
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, if the process is there."""
+        if ray.wait([self._pid], timeout=0)[0]:
+            with suppress(ProcessLookupError, ray.exceptions.RayActorError):
+                os.kill(ray.get(self._pid), number)
 
-    def run(self, member: Member, engine: Callable[[], Engine], host: Any, settings: WorkerSettings) -> None:
-        give_way(niceness=settings.niceness, cpus=settings.cpus)
-        worker = Worker(
-            member=member,
-            engine=engine(),
-            transport=RayTransport(host),
-            heartbeat_s=settings.heartbeat_s,
-        )
-        worker.run()
+    def kill(self) -> None:
+        """Ends it at once, also if it is stopped or still starting."""
+        self.send(signal.SIGKILL)
+        ray.kill(self._actor)
 
 
 @dataclass
@@ -70,9 +83,10 @@ class _Slot:
     """A place for a spot worker, the one that is in it now, and how many before it failed in a row."""
 
     member: Member
-    actor: Any
+    process: _Process
     failures: int
-    frozen: bool = False
+    doomed: bool = False
+    """Its end is no fault of its own."""
 
 
 class Fleet:
@@ -81,9 +95,12 @@ class Fleet:
     Args:
         coordinator: makes the coordinator in its own process (picklable).
         engine: makes a worker's engine in its own process (picklable).
-        spot_workers: how many to keep; 0 is fine.
+        spot_workers: how many to keep on each node that is there; 0 is fine.
         settings: how each runs.
-        respawn: whether a lost worker is replaced.
+        respawn: whether a lost worker is replaced while its node is there.
+        market: which nodes are there. None: one, always.
+        spares: processes that have built their engine and wait to take the place of a worker. They are no members and
+            cost nothing in the ledger: they stand for a start from an image with everything in memory.
         object_store_bytes: shared memory through which large results pass.
     """
 
@@ -93,19 +110,28 @@ class Fleet:
         coordinator: Callable[[], Coordinator],
         engine: Callable[[], Engine],
         spot_workers: int,
-        settings: WorkerSettings = WorkerSettings(),
+        settings: WorkerSettings = DEFAULTS,
         respawn: bool = True,
+        market: mk.Market | None = None,
+        spares: int = 0,
         object_store_bytes: int = 256 * 2**20,
     ) -> None:
-        if spot_workers < 0:
-            raise ValueError(f"spot_workers must not be negative, got {spot_workers}")
+        for name, value in (("spot_workers", spot_workers), ("spares", spares)):
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
         self._make_coordinator = coordinator
         self._make_engine = engine
         self._settings = settings
         self._spot_workers = spot_workers
         self._respawn = respawn
+        self._market = market
+        self._spares_wanted = spares
         self._object_store_bytes = object_store_bytes
         self._slots: dict[Any, _Slot] = {}  # by the reference that resolves when the worker has ended
+        self._starting: dict[Any, _Slot] = {}  # by the reference that resolves when its process is ready
+        self._lives: dict[tuple[str, int], int] = {}  # how many workers each slot of each node has had
+        self._present: set[str] = set()  # nodes on which workers are to run
+        self._spares: deque[_Process] = deque()
         self._ending = threading.Event()
         self._coordinator_lost = threading.Event()
         self._resources = ExitStack()
@@ -146,8 +172,11 @@ class Fleet:
         call(self.host.begin, self._make_coordinator)
         self._alive = self.host.run.remote()
         self._losses = self.host.losses.remote()
-        for slot in range(self._spot_workers):
-            self._spawn(Member("local", slot))
+        self._now = RunClock(elapsed_s=call(self.host.introduce).elapsed_s)
+        if self._market is None:
+            self._node_returns(_LOCAL)
+        else:
+            self._follow(self._market.handle(self._now(), mk.Start()))
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
         self._watcher.start()
         return address
@@ -182,22 +211,57 @@ class Fleet:
         self._reaper.wait()
         self._resources.close()
 
-    def _spawn(self, member: Member, failures: int = 0) -> None:
-        actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0).remote()
-        ended = actor.run.remote(member, self._make_engine, self.host, self._settings)
-        self._slots[ended] = _Slot(member, actor, failures)
+    # What runs where
+
+    def _node_returns(self, node: str) -> None:
+        self._present.add(node)
+        taken = {slot.member.slot for slot in self._on(node)}
+        for number in range(self._spot_workers):
+            if number not in taken:  # who is still ending is replaced when it has
+                self._spawn(node, number)
+
+    def _spawn(self, node: str, number: int, failures: int = 0) -> None:
+        """Puts the next worker into a slot: a spare, if there is one."""
+        life = self._lives[node, number] = self._lives.get((node, number), -1) + 1
+        member = Member(node, number, life)
+        process = self._spares.popleft() if self._spares else self._process()
+        self.host.expect.remote(member.name)
+        slot = _Slot(member, process, failures)
+        if process.is_ready:
+            self._run(slot)
+        else:
+            self._starting[process.prepared] = slot
+
+    def _run(self, slot: _Slot) -> None:
+        self._slots[slot.process.run(slot.member, self.host)] = slot
+
+    def _process(self) -> _Process:
+        return _Process(self._make_engine, self._settings)
+
+    def _keep_spares(self) -> None:
+        """Makes one more spare, if they are too few and nobody is starting: a start takes the cores for seconds."""
+        starting = self._starting or not all(spare.is_ready for spare in self._spares)
+        if len(self._spares) < self._spares_wanted and not starting:
+            self._spares.append(self._process())
+
+    # What happens
 
     def _watch(self) -> None:
-        """Waits for workers and coordinator to end, and deals with it."""
+        """Plays the market, waits for workers and coordinator to end, and deals with it."""
         try:
             while not self._ending.is_set():
-                done, _ = ray.wait([self._alive, self._losses, *self._slots], timeout=0.2)
-                for reference in done:
+                references = [self._alive, self._losses, *self._slots, *self._starting]
+                for reference in ray.wait(references, timeout=self._pause_s())[0]:
                     if reference in self._slots:
                         self._replace(self._slots.pop(reference), reference)
+                    elif reference in self._starting:
+                        self._run(self._starting.pop(reference))
                     else:
-                        self._kill_frozen(ray.get(reference))
+                        self._kill_lost(ray.get(reference))
                         self._losses = self.host.losses.remote()
+                if self._market is not None:
+                    self._follow(self._market.handle(self._now(), mk.Tick()))
+                self._keep_spares()
         except (ray.exceptions.RayActorError, CoordinatorLost):
             self._coordinator_lost.set()
         except ray.exceptions.RayError:
@@ -205,28 +269,68 @@ class Fleet:
             ray.kill(self.host)  # so that the ranks see it, too
             self._coordinator_lost.set()
 
-    def _kill_frozen(self, losses: Sequence[Lost]) -> None:
-        frozen = {lost.worker: lost.pid for lost in losses if lost.reason == "frozen"}
+    def _pause_s(self) -> float:
+        next_s = math.inf if self._market is None else self._market.next_s - self._now()
+        return min(_LOOK_S, max(0.0, next_s))
+
+    def _follow(self, actions: Sequence[mk.Action]) -> None:
+        """Does to the processes what the market does to their nodes."""
+        for action in actions:
+            match action:
+                case mk.Return(node):
+                    self._node_returns(node)
+                case mk.Notice(node, grace_s):
+                    self._present.discard(node)
+                    self._call_off(node)
+                    for slot in self._on(node):
+                        slot.doomed = True
+                        # The scheduler hears of it from here too: the process may be stopped, or just starting.
+                        call(self.host.notice, slot.member.name, grace_s)
+                        slot.process.send(signal.SIGTERM)
+                case mk.Kill(node):
+                    for slot in self._on(node):
+                        slot.process.kill()
+
+    def _on(self, node: str) -> list[_Slot]:
+        slots = [*self._slots.values(), *self._starting.values()]
+        return [slot for slot in slots if slot.member.node == node]
+
+    def _call_off(self, node: str) -> None:
+        """Nobody starts on this node any more. A process that was about to be its worker may become a spare."""
+        for reference, slot in list(self._starting.items()):
+            if slot.member.node == node:
+                del self._starting[reference]
+                if len(self._spares) < self._spares_wanted:
+                    self._spares.append(slot.process)
+                else:
+                    slot.process.kill()
+
+    def _kill_lost(self, losses: Sequence[Lost]) -> None:
+        """Ends processes that the scheduler gave up."""
+        given_up = {lost.worker for lost in losses if lost.reason in ("frozen", "preempted")}
         for slot in self._slots.values():
-            if slot.member.name in frozen:
-                slot.frozen = True
-                with suppress(ProcessLookupError):
-                    os.kill(frozen[slot.member.name], signal.SIGKILL)
+            if slot.member.name in given_up:
+                slot.doomed = True
+                slot.process.kill()
 
     def _replace(self, slot: _Slot, ended: Any) -> None:
         """Reports a worker that has ended and starts the next one in its place."""
         reason, error = _outcome(ended)
         member = slot.member
-        served = call(self.host.leave, member.name, reason) or slot.frozen
-        ray.kill(slot.actor)
+        served = call(self.host.leave, member.name, reason) or slot.doomed
+        slot.process.kill()
         failures = 0 if served and error is None else slot.failures + 1
         if error is not None:
             log.warning("spot worker %s failed: %s", member.name, error)
             self.record("worker_failed", worker=member.name, error=error)
         if failures >= _MAX_FAILURES:
             log.error("%d spot workers failed in a row in slot %d: it stays empty", failures, member.slot)
-        elif self._respawn:
-            self._spawn(replace(member, incarnation=member.incarnation + 1), failures)
+        elif self._respawn and member.node in self._present:
+            self._spawn(member.node, member.slot, failures)
+
+
+_LOCAL = "local"
+"""The only node, where no market is played."""
 
 
 def _outcome(ended: Any) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from src.core.clock import monotonic_s
-from src.core.types import Lease, PolicyVersion, RequestKey, SampleRequest, SampleResult, WorkReport
+from src.core.types import Commit, Lease, PolicyVersion, RequestKey, SampleRequest, SampleResult, WorkReport
 from src.spot.coordinator import Coordinator, Introduction, Joined, Lost, News
 
 _TICK_S = 0.25
@@ -54,11 +54,21 @@ class Host:
         self._coordinator.heartbeat(worker)
 
     async def pull(self, worker: str) -> Lease | None:
-        """Waits for a lease; None if the worker is no member any more."""
+        """Waits for a lease; None if the worker is no member any more, or under notice."""
         coordinator = self._coordinator
         if coordinator.pull(worker):
-            await self._until(lambda: worker in coordinator.granted or not coordinator.is_member(worker))
+            await self._until(lambda: worker in coordinator.granted or not coordinator.is_wanted(worker))
         return coordinator.granted.pop(worker, None)
+
+    async def expect(self, worker: str) -> None:
+        self._coordinator.expect(worker)
+
+    async def notice(self, worker: str, grace_s: float) -> None:
+        self._coordinator.notice(worker, grace_s)
+        self._wake()
+
+    async def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
+        self._coordinator.commit(worker, lease, step, commits)
 
     async def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         self._coordinator.push(worker, lease, results, report)

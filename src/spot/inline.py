@@ -71,7 +71,7 @@ class InlineCluster:
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         self.submit(requests)
         while (lease := _pull(self._coordinator, self._name)) is not None:
-            results, report = self._engine.serve(lease.requests, self._name)
+            results, report = self._engine.serve(lease.requests, self._name, resume=lease.resume)
             self._coordinator.push(self._name, lease.id, results, report)
         return self._coordinator.close([request.key for request in requests])
 
@@ -114,7 +114,9 @@ class _Direct:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self.join = coordinator.join
+        self.commit = coordinator.commit
         self.push = coordinator.push
+        self.notice = coordinator.notice
         self.heartbeat = coordinator.heartbeat
 
     def pull(self, worker: str) -> Lease | None:

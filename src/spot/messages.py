@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from src.core.types import Lease, Member, PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
+from src.core.types import (
+    Commit,
+    Lease,
+    Member,
+    PolicyVersion,
+    RequestKey,
+    RequestKind,
+    SampleRequest,
+    SampleResult,
+)
 
 EVERY_KIND = frozenset(RequestKind)
 
@@ -72,6 +81,24 @@ class Results:
 
 
 @dataclass(frozen=True)
+class Commits:
+    """How far a worker is with a lease: before `step`, and from where its requests can go on without it."""
+
+    worker: str
+    lease: int
+    step: int
+    commits: Sequence[Commit] = ()
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A worker will be gone at `deadline_s`. Infinite: it only has become more likely, which changes nothing."""
+
+    worker: str
+    deadline_s: float
+
+
+@dataclass(frozen=True)
 class Close:
     """Forgets requests: open ones are dropped, and whatever comes for them later is rejected."""
 
@@ -83,7 +110,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Join | Leave | Heartbeat | Pull | Withdraw | Publish | Submit | Results | Close | Tick
+Event = Join | Leave | Heartbeat | Pull | Withdraw | Publish | Submit | Results | Commits | Notice | Close | Tick
 
 
 # What is to be done about it
@@ -93,6 +120,8 @@ Event = Join | Leave | Heartbeat | Pull | Withdraw | Publish | Submit | Results 
 class Grant:
     worker: str
     lease: Lease
+    after: tuple[int, ...] = ()
+    """Leases that had some of these requests before."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +140,31 @@ class Revoke:
     lease: Lease
     unfinished: int
     reason: str
+    committed_steps: int
+    """Denoising steps (sample x step) of this lease from which the unfinished requests go on."""
+    lost_steps: int
+    """Those that must be repeated, as far as the worker told; the step in hand counts."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """So many commits count from now on; the others came from a worker that does not hold their request, were not
+    ahead of what is there, or were made with the wrong weights."""
+
+    worker: str
+    lease: int
+    accepted: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class Warned:
+    """The worker gets no more leases: it will be gone at `deadline_s`, with `unfinished` open requests if not
+    before."""
+
+    worker: str
+    deadline_s: float
+    unfinished: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +202,8 @@ class Lose:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """The worker that pulls is no member (it was declared frozen, then thawed): it is to end."""
+    """The worker that pulls gets no more leases and is to end: it was declared frozen, then thawed, or is under
+    notice."""
 
     worker: str
 
@@ -170,4 +225,4 @@ class Retire:
     version: PolicyVersion
 
 
-Action = Grant | Finish | Revoke | Accept | Reject | Fail | Lose | Dismiss | Forget | Retire
+Action = Grant | Finish | Revoke | Progress | Warned | Accept | Reject | Fail | Lose | Dismiss | Forget | Retire

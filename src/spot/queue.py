@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleSpec
 
-_Tag = tuple[PolicyVersion, SampleSpec]
+_Tag = tuple[PolicyVersion, SampleSpec, int]
 _Bucket = OrderedDict[RequestKey, SampleRequest]
 
 
 class RequestQueue:
-    """Smallest kind first; within a kind first come, first served, in batches of one policy and one spec.
+    """Smallest kind first; within a kind first come, first served, in batches of one policy, spec and step.
 
-    A request that joins others of its policy and spec goes with them. All operations take constant time per
-    request.
+    `step` is where a request goes on. A request that joins others of its policy, spec and step goes with them. All
+    operations take constant time per request.
     """
 
     def __init__(self) -> None:
@@ -25,40 +25,52 @@ class RequestQueue:
     def __bool__(self) -> bool:
         return any(self._kinds.values())
 
-    def append(self, request: SampleRequest) -> None:
+    def append(self, request: SampleRequest, step: int = 0) -> None:
         """Queues a request behind the others."""
         buckets = self._kinds[request.key.kind]
-        buckets.setdefault(_tag(request), OrderedDict())[request.key] = request
+        tag = (request.key.policy, request.spec, step)
+        bucket = buckets.get(tag)
+        if bucket is None:
+            bucket = buckets[tag] = OrderedDict()
+        bucket[request.key] = request
 
-    def prepend(self, request: SampleRequest) -> None:
+    def prepend(self, request: SampleRequest, step: int = 0) -> None:
         """Queues a request before all others of its kind."""
-        self.append(request)
-        buckets, tag = self._kinds[request.key.kind], _tag(request)
+        self.append(request, step)
+        buckets, tag = self._kinds[request.key.kind], (request.key.policy, request.spec, step)
         buckets[tag].move_to_end(request.key, last=False)
         buckets.move_to_end(tag, last=False)
 
-    def discard(self, request: SampleRequest) -> None:
+    def discard(self, request: SampleRequest, step: int = 0) -> None:
         """Takes a request out, if it is there."""
-        buckets, tag = self._kinds[request.key.kind], _tag(request)
+        buckets, tag = self._kinds[request.key.kind], (request.key.policy, request.spec, step)
         if tag in buckets:
             buckets[tag].pop(request.key, None)
             if not buckets[tag]:
                 del buckets[tag]
 
-    def take(self, kinds: Iterable[RequestKind], count: int) -> tuple[SampleRequest, ...]:
-        """Takes out the next batch, at most `count` requests; `kinds` are tried in the order given."""
-        buckets = next((self._kinds[kind] for kind in kinds if self._kinds[kind]), None)
-        if buckets is None:
+    def take(
+        self, kinds: Iterable[RequestKind], count: Callable[[RequestKind, int, int], int]
+    ) -> tuple[SampleRequest, ...]:
+        """Takes out the next batch; `kinds` are tried in the order given.
+
+        `count(kind, queued, steps)` says how many at most: `queued` requests of the kind wait in the batch's line,
+        and each has `steps` denoising steps before it.
+        """
+        kind = next((kind for kind in kinds if self._kinds[kind]), None)
+        if kind is None:
             return ()
-        batch = tuple(islice(next(iter(buckets.values())).values(), count))
+        tag, bucket = next(iter(self._kinds[kind].items()))
+        _, spec, step = tag
+        most = count(kind, len(bucket), spec.steps - step)
+        if most >= len(bucket):
+            del self._kinds[kind][tag]
+            return tuple(bucket.values())
+        batch = tuple(islice(bucket.values(), most))
         for request in batch:
-            self.discard(request)
+            del bucket[request.key]
         return batch
 
     def policies(self) -> set[PolicyVersion]:
         """The policies that queued requests need."""
-        return {policy for buckets in self._kinds.values() for policy, _ in buckets}
-
-
-def _tag(request: SampleRequest) -> _Tag:
-    return request.key.policy, request.spec
+        return {policy for buckets in self._kinds.values() for policy, _, _ in buckets}

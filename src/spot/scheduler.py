@@ -10,10 +10,14 @@ Rules
 - The smallest request kind goes first. Within a kind first come, first served, batched by policy and spec.
 - ROLLOUT, EVAL and AUDIT are made by the newest published policy only; EXPLORE by the one in its key, which
   is at most one publication behind when it is submitted.
-- A lease is one forward pass: `batch_size` requests of its worker, or what is left. More would leave others
-  idle at the tail of a phase; less would gain nothing, since an engine pads every pass to `batch_size`.
-- A lease ends with its results, at its deadline, or with its worker. What it leaves unfinished goes back to
-  the head of the queue; after `max_attempts` leases a request has failed for good.
+- A lease holds requests of one kind, policy, spec and committed step: as many as `sizing` says.
+- A lease ends with its results, with its worker, or when it made no step for `lease_s`. What it leaves unfinished
+  goes back to the head of the queue; after `max_attempts` leases a request has failed for good.
+- A commit counts if it comes from the worker that holds the request and is ahead of the one before. A request goes on
+  from its commit, on any worker; its key names its policy, so never under another one. A sample that failed starts
+  from the beginning.
+- A worker under notice gets nothing more. It may finish or commit what it holds; at its deadline at the latest it is
+  gone, as `preempted`. Of several notices the earliest deadline counts.
 - A result is accepted once per key, from whoever was leased that key, even late, if it was made with the
   weights that were published.
 """
@@ -24,8 +28,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 from src.core.types import (
+    Commit,
     Lease,
     PolicyVersion,
     RequestKey,
@@ -37,6 +43,7 @@ from src.spot.messages import (
     Accept,
     Action,
     Close,
+    Commits,
     Dismiss,
     Event,
     Fail,
@@ -47,6 +54,8 @@ from src.spot.messages import (
     Join,
     Leave,
     Lose,
+    Notice,
+    Progress,
     Publish,
     Pull,
     Reject,
@@ -55,9 +64,11 @@ from src.spot.messages import (
     Revoke,
     Submit,
     Tick,
+    Warned,
     Withdraw,
 )
 from src.spot.queue import RequestQueue
+from src.spot.sizing import Speed, lease_size, passes_of
 
 
 @dataclass(slots=True)
@@ -71,7 +82,13 @@ class _Task:
     """The lease that holds it now."""
     done: bool = False
     """It has a result, or has failed."""
+    commit: Commit | None = None
     error: str = "no result came back"
+
+    @property
+    def step(self) -> int:
+        """Where it goes on."""
+        return 0 if self.commit is None else self.commit.step
 
 
 @dataclass(slots=True)
@@ -79,16 +96,32 @@ class _Worker:
     batch_size: int
     kinds: tuple[RequestKind, ...]
     leases: set[int] = field(default_factory=set)
+    speed: Speed = field(default_factory=Speed)
+    gone_s: float = inf
+    """When it will be gone, if it is under notice."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A lease that is outstanding."""
+
+    worker: str
+    lease: Lease
+    granted_s: float
+    deadline_s: float
+    step: int
+    """How far it is, as the worker told."""
 
 
 class Scheduler:
     """See the rules at the top of this module.
 
     Args:
-        lease_s: how long a worker may hold a lease.
+        lease_s: how long a worker may hold a lease without making a step.
         heartbeat_timeout_s: silence after which a watched worker counts as frozen.
         max_attempts: leases per request.
         keep_versions: published policies that are never retired, counted from the newest.
+        lease_target_s: what a lease should take; 0 makes every lease one forward pass.
     """
 
     def __init__(
@@ -98,6 +131,7 @@ class Scheduler:
         heartbeat_timeout_s: float = 10.0,
         max_attempts: int = 5,
         keep_versions: int = 3,
+        lease_target_s: float = 0.0,
     ) -> None:
         for name, value in (("lease_s", lease_s), ("heartbeat_timeout_s", heartbeat_timeout_s)):
             if not value > 0:
@@ -106,7 +140,10 @@ class Scheduler:
             raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
         if keep_versions < 2:
             raise ValueError(f"keep_versions must be at least 2, got {keep_versions}: EXPLORE may be one behind")
+        if not lease_target_s >= 0:
+            raise ValueError(f"lease_target_s must not be negative, got {lease_target_s}")
         self.lease_s = lease_s
+        self.lease_target_s = lease_target_s
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.max_attempts = max_attempts
         self.keep_versions = keep_versions
@@ -117,7 +154,9 @@ class Scheduler:
         self._workers: dict[str, _Worker] = {}
         self._seen_s: OrderedDict[str, float] = OrderedDict()  # watched workers, longest silent first
         self._waiting: OrderedDict[str, None] = OrderedDict()
-        self._leases: OrderedDict[int, Grant] = OrderedDict()  # outstanding, nearest deadline first
+        self._serving: Counter[RequestKind] = Counter()  # workers that may get leases of a kind
+        self._noticed: dict[str, None] = {}
+        self._leases: OrderedDict[int, _Open] = OrderedDict()  # nearest deadline first
         self._next_lease = 0
 
     @property
@@ -144,6 +183,8 @@ class Scheduler:
                 return self._pull(now_s, worker)
             case Results(worker, lease, results):
                 return self._results(now_s, worker, lease, results)
+            case Commits(worker, lease, step, commits):
+                return self._progress(now_s, worker, lease, step, commits)
             case Submit(requests):
                 return self._submit(now_s, requests)
             case Close(keys):
@@ -157,6 +198,8 @@ class Scheduler:
                 return self._publish(version, checksum)
             case Join():
                 return self._join(now_s, event)
+            case Notice(worker, deadline_s):
+                return self._notice(now_s, worker, deadline_s)
             case Leave(worker, reason):
                 return self._lose(now_s, worker, reason)
 
@@ -169,6 +212,7 @@ class Scheduler:
         if join.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {join.batch_size}")
         self._workers[name] = _Worker(join.batch_size, tuple(sorted(join.kinds)))
+        self._serving.update(join.kinds)
         if join.watched:
             self._seen_s[name] = now_s
         return []
@@ -179,12 +223,34 @@ class Scheduler:
             self._seen_s.move_to_end(worker)
         return []
 
+    def _notice(self, now_s: float, worker: str, deadline_s: float) -> list[Action]:
+        state = self._workers.get(worker)
+        if state is None or deadline_s == inf:
+            return []
+        known = worker in self._noticed
+        state.gone_s = min(state.gone_s, deadline_s)
+        if known:
+            return []
+        self._noticed[worker] = None
+        self._serving.subtract(state.kinds)
+        held = sum(self._held(self._leases[lease]) for lease in state.leases)
+        warned = Warned(worker, deadline_s, held)
+        if worker not in self._waiting:
+            return [warned]
+        del self._waiting[worker]
+        return [warned, Dismiss(worker)]
+
     def _lose(self, now_s: float, worker: str, reason: str) -> list[Action]:
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
         self._seen_s.pop(worker, None)
         self._waiting.pop(worker, None)
+        if worker in self._noticed:
+            del self._noticed[worker]
+            reason = reason if reason == "failed" else "preempted"
+        else:
+            self._serving.subtract(gone.kinds)
         revoked = [self._revoke(lease, reason) for lease in sorted(gone.leases, reverse=True)]
         unfinished = sum(revoke.unfinished for revoke, _ in revoked)
         actions: list[Action] = [Lose(worker, reason, unfinished)]
@@ -196,7 +262,9 @@ class Scheduler:
         actions: list[Action] = []
         while self._seen_s and now_s - next(iter(self._seen_s.values())) > self.heartbeat_timeout_s:
             actions += self._lose(now_s, next(iter(self._seen_s)), "frozen")
-        while self._leases and now_s > next(iter(self._leases.values())).lease.deadline_s:
+        for worker in [name for name in self._noticed if now_s > self._workers[name].gone_s]:
+            actions += self._lose(now_s, worker, "preempted")
+        while self._leases and now_s > next(iter(self._leases.values())).deadline_s:
             revoke, failed = self._revoke(next(iter(self._leases)), "deadline")
             actions += [revoke, *failed]
         return actions + self._dispatch(now_s)
@@ -211,7 +279,7 @@ class Scheduler:
             if count := self._unfinished[kind]:
                 raise ValueError(f"policy {version} would replace the one that {count} open {kind.name}s need")
         self._versions[version] = checksum
-        used = {grant.lease.policy for grant in self._leases.values()}
+        used = {open_.lease.policy for open_ in self._leases.values()}
         used |= self._queue.policies()
         old = list(self._versions)[: -self.keep_versions]
         retired = [known for known in old if known not in used]
@@ -256,29 +324,66 @@ class Scheduler:
                 self._settle(task)
         return [Forget(*group, accepted[group], count - accepted[group]) for group, count in closed.items()]
 
+    def _progress(self, now_s: float, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> list[Action]:
+        self._heard(now_s, worker)
+        open_ = self._leases.get(lease)
+        if open_ is None or open_.worker != worker:
+            return [Progress(worker, lease, 0, len(commits))] if commits else []
+        if step > open_.step:
+            open_.step = step
+            open_.deadline_s = now_s + self.lease_s
+            self._leases.move_to_end(lease)
+        accepted = 0
+        for commit in commits:
+            task = self._tasks.get(commit.key)
+            if task is not None and task.holder == lease and self._counts(commit, task, open_):
+                task.commit = commit
+                accepted += 1
+        return [Progress(worker, lease, accepted, len(commits) - accepted)] if commits else []
+
+    def _counts(self, commit: Commit, task: _Task, open_: _Open) -> bool:
+        """Whether a commit of the request's holder is ahead, where the worker may be, and of the right weights."""
+        right = commit.weights_checksum == self._versions[commit.key.policy]
+        return right and task.step < commit.step <= min(open_.step, task.request.spec.steps)
+
     def _results(self, now_s: float, worker: str, lease: int, results: Sequence[SampleResult]) -> list[Action]:
         self._heard(now_s, worker)
         actions: list[Action] = []
-        grant = self._leases.get(lease)
-        outstanding = grant is not None and grant.worker == worker
+        open_ = self._leases.get(lease)
+        outstanding = open_ is not None and open_.worker == worker
         for result in results:
             task = self._tasks.get(result.key)
             reason = self._objection(task, worker, lease, result)
-            if reason == "unknown" and grant is not None and outstanding:
-                reason = "closed" if any(r.key == result.key for r in grant.lease.requests) else reason
+            if reason == "unknown" and open_ is not None and outstanding:
+                reason = "closed" if any(r.key == result.key for r in open_.lease.requests) else reason
             if reason is not None:
                 actions.append(Reject(worker, result.key, reason))
                 if task is not None and task.holder == lease:
                     task.error = f"result of {worker} rejected: {reason}"
             elif task is not None and result.error is not None:
                 task.error = result.error
+                if task.holder == lease:
+                    task.commit = None
             elif task is not None:
                 self._settle(task)
                 actions.append(Accept(result))
-        if grant is not None and outstanding:
-            self._end(grant)
-            actions += [Finish(worker, grant.lease), *self._give_back(grant.lease)]
+        if open_ is not None and outstanding:
+            actions += self._returned(now_s, open_)
         return actions + self._dispatch(now_s)
+
+    def _returned(self, now_s: float, open_: _Open) -> list[Action]:
+        """The lease came back from its worker."""
+        worker, lease = self._workers[open_.worker], open_.lease
+        if open_.worker in self._noticed and self._held(open_):
+            revoke, failed = self._revoke(lease.id, "preempted", in_hand=0)
+            return [revoke, *failed]
+        worker.speed.measured(
+            now_s - open_.granted_s,
+            passes=passes_of(len(lease.requests), worker.batch_size),
+            steps=lease.requests[0].spec.steps - lease.step,
+        )
+        self._end(open_)
+        return [Finish(open_.worker, lease), *self._give_back(lease)]
 
     def _objection(self, task: _Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
         """Why a result does not count, or None."""
@@ -295,7 +400,7 @@ class Scheduler:
     # Leases
 
     def _pull(self, now_s: float, worker: str) -> list[Action]:
-        if worker not in self._workers:
+        if worker not in self._workers or worker in self._noticed:
             return [Dismiss(worker)]
         self._heard(now_s, worker)
         self._waiting[worker] = None
@@ -307,40 +412,63 @@ class Scheduler:
         for name in self._waiting:
             if not self._queue:
                 break
-            worker = self._workers[name]
-            if batch := self._queue.take(worker.kinds, worker.batch_size):
-                lease = Lease(self._next_lease, batch, now_s + self.lease_s)
-                self._next_lease += 1
-                grants.append(Grant(name, lease))
+            if batch := self._take(self._workers[name]):
+                grants.append(self._grant(now_s, name, batch))
         for grant in grants:
-            self._hand_over(grant)
+            del self._waiting[grant.worker]
         return list(grants)
 
-    def _hand_over(self, grant: Grant) -> None:
-        worker, lease = grant.worker, grant.lease
-        del self._waiting[worker]
-        self._leases[lease.id] = grant
+    def _take(self, worker: _Worker) -> tuple[SampleRequest, ...]:
+        return self._queue.take(
+            worker.kinds,
+            lambda kind, queued, steps: lease_size(
+                queued=queued,
+                steps=steps,
+                batch_size=worker.batch_size,
+                workers=self._serving[kind],
+                speed=worker.speed,
+                target_s=self.lease_target_s,
+            ),
+        )
+
+    def _grant(self, now_s: float, worker: str, batch: tuple[SampleRequest, ...]) -> Grant:
+        tasks = [self._tasks[request.key] for request in batch]
+        commits = tuple(task.commit for task in tasks if task.commit is not None)
+        deadline_s = now_s + self.lease_s
+        lease = Lease(self._next_lease, batch, deadline_s, commits)
+        self._next_lease += 1
+        self._leases[lease.id] = _Open(worker, lease, now_s, deadline_s, lease.step)
         self._workers[worker].leases.add(lease.id)
-        for request in lease.requests:
-            task = self._tasks[request.key]
+        after = {task.granted[-1][1] for task in tasks if task.granted}
+        for task in tasks:
             task.holder = lease.id
             task.granted.append((worker, lease.id))
+        return Grant(worker, lease, tuple(sorted(after)))
 
-    def _end(self, grant: Grant) -> None:
-        del self._leases[grant.lease.id]
-        if grant.worker in self._workers:
-            self._workers[grant.worker].leases.discard(grant.lease.id)
+    def _held(self, open_: _Open) -> int:
+        """Requests of the lease that are still open and its own."""
+        tasks = (self._tasks.get(request.key) for request in open_.lease.requests)
+        return sum(task is not None and task.holder == open_.lease.id for task in tasks)
 
-    def _revoke(self, lease: int, reason: str) -> tuple[Revoke, list[Fail]]:
-        grant = self._leases[lease]
-        unfinished = 0
-        for request in grant.lease.requests:
+    def _end(self, open_: _Open) -> None:
+        del self._leases[open_.lease.id]
+        if open_.worker in self._workers:
+            self._workers[open_.worker].leases.discard(open_.lease.id)
+
+    def _revoke(self, lease: int, reason: str, *, in_hand: int = 1) -> tuple[Revoke, list[Fail]]:
+        """Ends a lease; `in_hand` steps beyond what its worker told were begun."""
+        open_ = self._leases[lease]
+        unfinished = committed = lost = 0
+        for request in open_.lease.requests:
             task = self._tasks.get(request.key)
             if task is not None and task.holder == lease:
                 unfinished += 1
-                task.error = f"lease of {grant.worker} ended: {reason}"
-        self._end(grant)
-        return Revoke(grant.worker, grant.lease, unfinished, reason), self._give_back(grant.lease)
+                committed += task.step - open_.lease.step
+                lost += min(open_.step + in_hand, request.spec.steps) - task.step
+                task.error = f"lease of {open_.worker} ended: {reason}"
+        self._end(open_)
+        revoke = Revoke(open_.worker, open_.lease, unfinished, reason, committed, lost)
+        return revoke, self._give_back(open_.lease)
 
     def _give_back(self, lease: Lease) -> list[Fail]:
         """Puts what the lease left unfinished back to the head of its queue, in order, or gives it up."""
@@ -355,12 +483,13 @@ class Scheduler:
                 self._settle(task)
                 failed.append(Fail(request.key, attempts, task.error))
             else:
-                self._queue.prepend(request)
+                self._queue.prepend(request, task.step)
         return failed[::-1]
 
     def _settle(self, task: _Task) -> None:
         """The request needs no more work, wherever it is."""
+        self._queue.discard(task.request, task.step)
         task.done = True
         task.holder = None
+        task.commit = None
         self._unfinished[task.request.key.kind] -= 1
-        self._queue.discard(task.request)

@@ -1,16 +1,31 @@
-"""A worker: pulls leases, makes their samples with its own engine and weights, and pushes the results."""
+"""A worker: pulls leases, makes their samples with its own engine and weights, and pushes the results.
+
+It commits what is in flight every few steps. Once it knows that its node will be taken away, it finishes the step in
+hand, commits, gives the rest back and ends.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
+from src.core.clock import Clock, monotonic_s
 from src.core.protocols import Engine
-from src.core.types import Lease, Member, PolicyVersion, SampleResult, WorkReport
+from src.core.types import Commit, Lease, Member, PolicyVersion, SampleResult, WorkReport
 from src.spot import weights
 from src.spot.coordinator import Introduction, Joined
+from src.spot.notices import NoticeSource
+
+_TELL_S = 0.1
+"""A step without a commit is told at most this often: fast models would send more messages than steps are worth."""
+_LOOK_S = 0.5
+"""How long a watching thread waits for a notice before it looks whether the worker has ended."""
+_NOTHING = WorkReport(denoise_s=0.0, decode_s=0.0, score_s=0.0, steps=0)
 
 
 class Transport(Protocol):
@@ -22,11 +37,17 @@ class Transport(Protocol):
     def pull(self, worker: str) -> Lease | None:
         """Waits for a lease; None tells the worker to end."""
 
+    def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
+        """Tells how far a lease is, with commits if there are any; does not wait."""
+
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
-        """Delivers results."""
+        """Delivers results, after all commits."""
 
     def heartbeat(self, worker: str) -> None:
         """Shows that the worker lives; does not wait."""
+
+    def notice(self, worker: str, grace_s: float) -> None:
+        """Tells that the worker will be gone in `grace_s` seconds; does not wait."""
 
 
 class Worker:
@@ -34,6 +55,8 @@ class Worker:
 
     Args:
         heartbeat_s: seconds between signs of life.
+        commit_every: denoising steps from commit to commit; 0 commits at a notice only.
+        notices: what may tell that the node will be taken away.
     """
 
     def __init__(
@@ -43,12 +66,20 @@ class Worker:
         engine: Engine,
         transport: Transport,
         heartbeat_s: float = 2.0,
+        commit_every: int = 0,
+        notices: Sequence[NoticeSource] = (),
+        now: Clock = monotonic_s,
     ) -> None:
         self.name = member.name
         self._member = member
         self._engine = engine
         self._transport = transport
         self._heartbeat_s = heartbeat_s
+        self._commit_every = commit_every
+        self._notices = notices
+        self._now = now
+        self._told_s = -math.inf
+        self._noticed = threading.Event()
         self._held: PolicyVersion | None = None
 
     def join(self) -> None:
@@ -57,30 +88,60 @@ class Worker:
         self._weights_root = self._transport.join(joined).weights_root
 
     def run(self) -> None:
-        """Joins and serves until it is told to end. Raises what the engine raises: the worker is then
-        lost."""
+        """Joins and serves until it is told to end, by the coordinator or by a notice. Raises what the engine raises:
+        the worker is then lost."""
         self.join()
-        ended = threading.Event()
-        pulse = threading.Thread(target=self._beat, args=(ended,), name="heartbeat", daemon=True)
-        pulse.start()
-        try:
-            while (lease := self._transport.pull(self.name)) is not None:
+        with self._watching():
+            while not self._noticed.is_set() and (lease := self._transport.pull(self.name)) is not None:
                 self.serve(lease)
-        finally:
-            ended.set()
 
     def serve(self, lease: Lease) -> None:
         """Makes the samples of one lease under its policy and delivers them."""
+        if self._noticed.is_set():
+            self._transport.push(self.name, lease.id, (), _NOTHING)
+            return
         if lease.policy != self._held:
             self._held = None  # a load that fails half-way leaves no policy in the engine
             self._engine.load_weights(weights.verify(self._weights_root, lease.policy).folder)
             self._held = lease.policy
-        results, report = self._engine.serve(lease.requests, self.name)
+        results, report = self._engine.serve(
+            lease.requests,
+            self.name,
+            resume=lease.resume,
+            commit_every=self._commit_every,
+            on_step=partial(self._tell, lease.id),
+            should_yield=self._noticed.is_set,
+        )
         self._transport.push(self.name, lease.id, results, report)
+
+    def _tell(self, lease: int, step: int, commits: Sequence[Commit]) -> None:
+        now_s = self._now()
+        if commits or now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            self._transport.commit(self.name, lease, step, commits)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Shows signs of life and waits for notices, each in a thread of its own."""
+        ended = threading.Event()
+        threading.Thread(target=self._beat, args=(ended,), name="heartbeat", daemon=True).start()
+        for source in self._notices:
+            threading.Thread(target=self._watch, args=(source, ended), name="notices", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _beat(self, ended: threading.Event) -> None:
         while not ended.wait(self._heartbeat_s):
             self._transport.heartbeat(self.name)
+
+    def _watch(self, source: NoticeSource, ended: threading.Event) -> None:
+        while not ended.is_set():
+            notice = source.wait(_LOOK_S)
+            if notice is not None and notice.grace_s < math.inf:  # a risk alone is no reason to give work back
+                self._noticed.set()
+                self._transport.notice(self.name, notice.grace_s)
 
 
 def give_way(*, niceness: int, cpus: Sequence[int] = ()) -> None:

@@ -13,11 +13,12 @@ from hydra.errors import ConfigCompositionException
 from hydra.utils import get_method, instantiate
 from omegaconf import OmegaConf
 
-from src.app.config import ConfigError, build
-from tests.app.runs import ROOT, composed, configuration, run_inline
+from src.app.config import ConfigError, build, spot_places
+from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
 
 GROUPS = sorted(folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir())
 OPTIONS = [(file.parent.name, file.stem) for group in GROUPS for file in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+DEFAULTS = " ".join(str(entry) for entry in OmegaConf.load(ROOT / "conf" / "train.yaml").defaults)
 SMALL = (
     "debug=fast",
     "data.prompts_per_iteration=2",
@@ -44,13 +45,15 @@ def test_there_is_an_option_for_every_group_of_the_interface():
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
 def test_every_option_composes_and_builds(tmp_path, group, option):
-    name = f"hydra={option}" if group == "hydra" else f"{group}={option}"
-    config = composed(f"paths.output_dir={tmp_path}", name)
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    chosen = f"{group}={option}" if group in DEFAULTS else f"+{group}={option}"
+    config = composed(f"paths.output_dir={tmp_path}", chosen)
+    assert callable(get_method(config.job))
+    if OmegaConf.missing_keys(config):
+        return  # the user has to give a value
+    resolved = OmegaConf.to_container(config, resolve=True)
     built = instantiate(resolved)  # finds a misspelt argument of every class, partials apart
     for waiting in partials(OmegaConf.to_container(built) if OmegaConf.is_config(built) else built):
         inspect.signature(waiting.func).bind_partial(*waiting.args, **waiting.keywords)
-    assert callable(get_method(config.job))
 
 
 @pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
@@ -87,3 +90,98 @@ def test_the_sweep_s_values_reach_what_uses_them(tmp_path: Path):
     assert config["algo"]["rule"]["noise_level"] == 0.5
     config = configuration(tmp_path, "algo=flow_cps", "algo.noise_level=0.5")
     assert config["algo"]["rule"] == {"_target_": "src.models.steps.CPS", "noise_level": 0.5}
+
+
+BAD_VALUES = {
+    "+planner.seeds=3": ["planner", "seeds"],
+    "algo.group_size=64": ["planner.seeds_per_prompt", "group_size=64", "got 8"],
+    "algo.group_size=1": ["algo.group_size", "got 1"],
+    "algo.group_size=many": ["algo.group_size", "'many'"],
+    "algo.steps=2.5": ["algo.steps", "2.5"],
+    "algo.trained_steps=3": ["algo.trained_steps", "1..2", "got 3"],
+    "algo.updates=4": ["algo.updates", "1..3", "got 4"],
+    "algo.micro_batch=0": ["algo.micro_batch", "got 0"],
+    "data.prompts_per_iteration=0": ["data.prompts_per_iteration", "got 0"],
+    "data.prompts_per_iteration=801": ["data.prompts_per_iteration", "1..800", "got 801"],
+    "data.eval_prompts=0": ["data.eval_prompts", "got 0"],
+    "trainer.devices=2": ["trainer.devices=2"],
+    "trainer.max_steps=0": ["trainer.max_steps", "got 0"],
+    "parallel.sp_degree=2": ["parallel.sp_degree=2"],
+    "cluster.spot_workers=-1": ["cluster.spot_workers", "got -1"],
+    "cluster.workers_per_node=0": ["cluster.workers_per_node", "got 0"],
+    "cluster.spares=1.5": ["cluster.spares", "1.5"],
+    "cluster.commit_every=-1": ["cluster.commit_every", "got -1"],
+    "cluster.lease_target_s=-1": ["cluster.lease_target_s", "got -1"],
+    "cluster.notices={_target_: src.spot.clouds.AwsSigns, adress: a}": ["cluster.notices", "adress"],
+    "market.grace_s=soon": ["market.grace_s", "'soon'"],
+    "market.spot_usd_per_gpu_hour=-1": ["prices", "spot_usd_per_gpu_hour", "got -1"],
+    "prices=catalog": ["market.zone", "us-central1-a"],
+    "explore.sync=foo": ["explore.sync", "'foo'"],
+    "explore.sync=replay": ["explore.replay_from", "None"],
+    "explore.replay_from=/nowhere": ["explore.replay_from=/nowhere", "explore.sync=await"],
+    "planner.seeds_per_prompt=0": ["planner.seeds_per_prompt", "got 0"],
+    "model.path=/nowhere": ["model.path=/nowhere"],
+    "model.stored_dtype=float8": ["model.stored_dtype", "'float8'"],
+}
+
+
+@pytest.mark.parametrize("override", BAD_VALUES)
+def test_a_bad_value_is_refused_in_one_line_before_anything_starts(tmp_path, override):
+    with pytest.raises(ConfigError) as refused:
+        configuration(tmp_path, *TINY, EXPLORED, override)
+    message = str(refused.value)
+    assert [text for text in BAD_VALUES[override] if text not in message] == []
+    assert "\n" not in message
+
+
+BAD_MARKETS = {
+    "market.nodes=0": ["market", "nodes must be within 1..", "got 0"],
+    "market.trace=/nowhere.csv": ["market", "/nowhere.csv"],
+    "market.time_scale=0": ["market", "time_scale", "got 0"],
+    "market.grace_s=-1": ["market.grace_s", "got -1"],
+    "market.trace=${paths.root_dir}/conf/train.yaml": ["market", "conf/train.yaml:1"],
+}
+
+
+@pytest.mark.parametrize("override", BAD_MARKETS)
+def test_a_bad_market_is_refused_in_one_line_before_anything_starts(tmp_path, override):
+    with pytest.raises(ConfigError) as refused:
+        configuration(tmp_path, *TINY, EXPLORED, "market=replay", override)
+    message = str(refused.value)
+    assert [text for text in BAD_MARKETS[override] if text not in message] == []
+    assert "\n" not in message
+
+
+def test_the_market_decides_how_many_spot_workers_there_are(tmp_path):
+    assert spot_places(configuration(tmp_path, *TINY, EXPLORED, "cluster.spot_workers=3")) == 3
+    market = ("market=replay", "market.nodes=5", "cluster.workers_per_node=2")
+    assert spot_places(configuration(tmp_path, *TINY, EXPLORED, *market)) == 10
+
+
+def test_a_window_must_fit_the_steps(tmp_path):
+    for override, named in (("algo.window.size=4", "size must be in 1..high-low=3"), ("algo.window.high=6", "high")):
+        with pytest.raises(ConfigError, match=rf"algo\.window: .*{named}"):
+            configuration(tmp_path, *TINY, "algo=flow_grpo_fast", "algo.steps=6", override)
+
+
+LATE = {
+    "+algo.optimizer.lrr=1": ["algo.optimizer", "lrr"],
+    "algo.optimizer.lr=-1": ["algo.optimizer", "-1"],
+    "algo.noise_level=-1": ["algo.rule", "noise_level", "got -1"],
+    "algo.loss.clip_range=-1": ["algo.loss", "clip_range", "got -1"],
+    "algo.old_logprob=maybe": ["algo.old_logprob", "'maybe'"],
+    "callbacks.evaluate.every=0": ["callbacks.evaluate.every", "got 0"],
+    "+callbacks.evaluate.evry=3": ["callbacks.evaluate", "evry"],
+    "model.lora={rank: 0, alpha: 1, target_modules: [to_q]}": ["model.lora", "rank", "got 0"],
+    "model.lora={rank: 1, alpha: 1, target_modules: [nothing]}": ["model.lora", "nothing"],
+    "model.lora={rank: 1}": ["model.lora", "alpha"],
+    "parallel.strategy.warmup_updates=-1": ["warmup_updates", "got -1"],
+    "reward.reward.recogniser.folder=/nowhere": ["reward.reward", "/nowhere"],
+}
+
+
+@pytest.mark.parametrize("override", LATE)
+def test_what_only_the_training_rank_can_refuse_names_its_key_too(inline, override):
+    with pytest.raises(ValueError, match=r".") as refused:
+        inline(override)
+    assert [text for text in LATE[override] if text not in str(refused.value)] == []

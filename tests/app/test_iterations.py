@@ -58,8 +58,8 @@ class Foreign:
         self.batch_size = engine.batch_size
         self.load_weights = engine.load_weights
 
-    def serve(self, requests, worker):
-        results, report = self._engine.serve(requests, worker)
+    def serve(self, requests, worker, **how):
+        results, report = self._engine.serve(requests, worker, **how)
         return [self._foreign(result) for result in results], report
 
     def _foreign(self, result):
@@ -142,9 +142,9 @@ class Recorder:
         self.fingerprint = engine.fingerprint
         self.load_weights = engine.load_weights
 
-    def serve(self, requests, worker):
+    def serve(self, requests, worker, **how):
         Recorder.served += requests
-        return self._engine.serve(requests, worker)
+        return self._engine.serve(requests, worker, **how)
 
 
 # ---------------------------------------------------------------- advantages

@@ -5,10 +5,11 @@ from rich.console import Console
 
 from src.app.progress import Progress, RunState
 from src.spot.cost import Ledger
+from src.spot.prices import FixedPrices
 
 
 def ledger() -> Ledger:
-    return Ledger(reserved_usd_per_gpu_hour=360.0, spot_usd_per_gpu_hour=0.0)
+    return Ledger(prices=FixedPrices(reserved_usd_per_gpu_hour=360.0, spot_usd_per_gpu_hour=0.0))
 
 
 def event(time_s: float, kind: str, **fields: Any) -> dict[str, Any]:

@@ -117,3 +117,18 @@ def test_another_base_model_is_refused(inline, tmp_path, tuning):
 def test_only_the_newest_checkpoints_are_kept(inline):
     run = inline("trainer.max_steps=4", "callbacks.checkpoint.keep=1")
     assert [path.name for path in (run.folder / CHECKPOINTS).iterdir()] == ["iteration_000004"]
+
+
+def test_a_run_that_is_over_stays_as_it_is(inline, tmp_path: Path, plain: Run):
+    shutil.copytree(plain.folder, tmp_path / "over")
+    again = inline("trainer.max_steps=4", folder=tmp_path / "over", ckpt_path="last")
+    assert_same_run(again, plain)
+
+
+def test_a_run_that_is_over_can_be_made_longer(inline, plain: Run):
+    """Its last iteration had no next one to explore for, so the first new one has random seeds."""
+    short = inline("trainer.max_steps=2")
+    longer = inline("trainer.max_steps=4", folder=short.folder, ckpt_path="last")
+    assert [event["iteration"] for event in longer.events("explored")] == [1, 3]
+    assert longer.metric("train/reward")[:2] == plain.metric("train/reward")[:2]
+    assert len(longer.metric("train/reward")) == 4

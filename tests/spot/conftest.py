@@ -88,7 +88,8 @@ class Run:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     from src.spot.client import RayCluster
-    from src.spot.fleet import Fleet, WorkerSettings
+    from src.spot.fleet import Fleet
+    from src.spot.process import WorkerSettings
 
     folder = tmp_path_factory.mktemp("run")
     engine = make_engine()

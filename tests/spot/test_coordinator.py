@@ -132,6 +132,8 @@ def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
             **batch,
             "count": 1,
             "reason": "killed",
+            "committed_steps": 0,
+            "lost_steps": 1,
         },
         {
             "time_s": 2.5,

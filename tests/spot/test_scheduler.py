@@ -4,87 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from src.core.types import Member, PolicyVersion, RequestKind, SampleSpec
+from src.core.types import SampleSpec
 from src.spot import messages as m
 from src.spot.scheduler import Scheduler
+from tests.spot.bench import AUDIT, EVAL, EXPLORE, ROLLOUT, V0, V1, V2, V3, V4, Bench
 from tests.spot.fakes import requests
-
-ROLLOUT, EVAL, AUDIT, EXPLORE = RequestKind
-V0, V1, V2, V3, V4 = (PolicyVersion(0, iteration) for iteration in range(5))
-CHECKSUMS = {version: f"sum{version}" for version in (V0, V1, V2, V3, V4)}
-
-
-class Bench:
-    """A scheduler that is told things in few words, and answers in few words."""
-
-    def __init__(self, **settings) -> None:
-        self.scheduler = Scheduler(**settings)
-        self.now_s = 0.0
-        self.leases = {}
-
-    def __call__(self, event: m.Event) -> list[str]:
-        return [self._told(action) for action in self.scheduler.handle(self.now_s, event)]
-
-    def join(self, *names: str, batch_size: int = 4, kinds=m.EVERY_KIND, watched: bool = True) -> None:
-        for name in names:
-            assert self(m.Join(_Named(name), batch_size, kinds, watched)) == []
-
-    def publish(self, version: PolicyVersion) -> list[str]:
-        return self(m.Publish(version, CHECKSUMS[version]))
-
-    def submit(self, kind: RequestKind, count: int, policy: PolicyVersion = V0, **more) -> list[str]:
-        return self(m.Submit(requests(kind, count, policy=policy, **more)))
-
-    def pull(self, *names: str) -> list[str]:
-        return [told for name in names for told in self(m.Pull(name))]
-
-    def push(self, name: str, lease: int, *, skip: int = 0, error=None, checksum=None) -> list[str]:
-        """Pushes results of a lease, but for its last `skip` requests."""
-        leased = self.leases[lease].requests
-        results = [
-            m.SampleResult(r.key, name, checksum or CHECKSUMS[r.key.policy], error=error)
-            for r in leased[: len(leased) - skip]
-        ]
-        return self(m.Results(name, lease, results))
-
-    def close(self, kind: RequestKind, count: int, policy: PolicyVersion = V0, **more) -> list[str]:
-        return self(m.Close([r.key for r in requests(kind, count, policy=policy, **more)]))
-
-    def _told(self, action: m.Action) -> str:
-        match action:
-            case m.Grant(worker, lease):
-                self.leases[lease.id] = lease
-                seeds = " ".join(str(request.key.seed) for request in lease.requests)
-                return f"{worker} gets {lease.id}: {lease.kind.name} {seeds}"
-            case m.Finish(worker, lease):
-                return f"{worker} finished {lease.id}"
-            case m.Revoke(worker, lease, unfinished, reason):
-                return f"{worker} lost {lease.id} ({reason}): {unfinished} unfinished"
-            case m.Accept(result):
-                return f"accept {result.key.seed}"
-            case m.Reject(worker, key, reason):
-                return f"reject {key.seed} of {worker}: {reason}"
-            case m.Fail(key, attempts, error):
-                return f"fail {key.seed} after {attempts}: {error}"
-            case m.Lose(worker, reason, unfinished):
-                return f"{worker} is gone ({reason}) with {unfinished}"
-            case m.Dismiss(worker):
-                return f"dismiss {worker}"
-            case m.Forget(kind, iteration, accepted, dropped):
-                return f"closed {kind.name} {iteration}: {accepted} accepted, {dropped} dropped"
-            case m.Retire(version):
-                return f"retire {version}"
-
-
-class _Named(Member):
-    """A member whose whole name is given."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(node=name, slot=0)
-
-    @property
-    def name(self) -> str:
-        return self.node
 
 
 @pytest.fixture
@@ -368,9 +292,9 @@ def test_a_name_joins_once(bench):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"lease_s": 0}, {"heartbeat_timeout_s": -1}, {"max_attempts": 0}, {"keep_versions": 1}],
+    [{"lease_s": 0}, {"heartbeat_timeout_s": -1}, {"max_attempts": 0}, {"keep_versions": 1}, {"lease_target_s": -1}],
 )
 def test_settings_are_checked(settings):
     name, value = next(iter(settings.items()))
-    with pytest.raises(ValueError, match=f"{name} must be .*got {value}"):
+    with pytest.raises(ValueError, match=f"{name} must .*got {value}"):
         Scheduler(**settings)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import math
 import threading
+import time
 
 import pytest
 
 from src.core.types import Lease, Member, PolicyVersion, RequestKind
 from src.spot import weights
 from src.spot.coordinator import Introduction
+from src.spot.market import Notice
 from src.spot.worker import Worker
 from tests.spot.fakes import FakeEngine, requests, reward, saves
 
@@ -30,6 +33,12 @@ class Script:
     def pull(self, worker):
         return self.leases.pop(0) if self.leases else None
 
+    def commit(self, worker, lease, step, commits):
+        self.told.append(("commit", lease, step, [commit.step for commit in commits]))
+
+    def notice(self, worker, grace_s):
+        self.told.append(("notice", worker, grace_s))
+
     def push(self, worker, lease, results, report):
         self.told.append(("push", worker, lease, [(r.key.seed, r.reward, r.weights_checksum) for r in results]))
 
@@ -45,9 +54,9 @@ class CountingEngine(FakeEngine):
         return super().load_weights(folder)
 
 
-def lease(id: int, policy: PolicyVersion, seed: int) -> Lease:
+def lease(id: int, policy: PolicyVersion, seed: int, resume=()) -> Lease:
     made = requests(RequestKind.EXPLORE, 1, policy=policy, first=seed)
-    return Lease(id, tuple(made), deadline_s=60.0)
+    return Lease(id, tuple(made), deadline_s=60.0, resume=resume)
 
 
 def test_it_serves_each_lease_under_the_leases_policy(tmp_path):
@@ -61,7 +70,7 @@ def test_it_serves_each_lease_under_the_leases_policy(tmp_path):
         key = lease(id, V0, seed).requests[0].key
         return ("push", MEMBER.name, id, [(seed, reward(key, sum_), sum_)])
 
-    assert transport.told == [
+    assert [told for told in transport.told if told[0] != "commit"] == [
         ("join", MEMBER.name, 4, "fake"),
         served(0, 5, "old"),
         served(1, 6, "old"),
@@ -112,3 +121,110 @@ def test_it_shows_that_it_lives_while_it_waits_and_not_after(tmp_path):
     for thread in pulse:
         thread.join(5)
         assert not thread.is_alive()
+
+
+# Commits and notices: samples have 4 steps
+
+
+@pytest.fixture
+def published(tmp_path):
+    weights.publish(tmp_path, V0, saves("w"))
+    return tmp_path
+
+
+def test_it_commits_every_so_many_steps(published):
+    transport = Script(published, [lease(0, V0, 1)])
+    Worker(member=MEMBER, engine=FakeEngine(), transport=transport, commit_every=2, now=lambda: 0.0).run()
+    # the first word goes out at once, and then only commits do, for the clock stands still
+    assert transport.told[1:-1] == [("commit", 0, 1, []), ("commit", 0, 2, [2]), ("commit", 0, 4, [4])]
+
+
+def test_a_slow_worker_tells_every_step(published):
+    ticks = iter(range(100))
+    transport = Script(published, [lease(0, V0, 1)])
+    Worker(member=MEMBER, engine=FakeEngine(), transport=transport, now=lambda: float(next(ticks))).run()
+    assert transport.told[1:-1] == [("commit", 0, step, []) for step in (1, 2, 3, 4)]
+
+
+def test_it_goes_on_from_what_was_committed(published):
+    first = Script(published, [lease(0, V0, 1)])
+    kept = []
+    first.commit = lambda worker, id, step, commits: kept.extend(commits)
+    Worker(member=MEMBER, engine=FakeEngine(), transport=first, commit_every=3).run()
+    engine, second = FakeEngine(), Script(published, [lease(1, V0, 1, resume=tuple(kept[:1]))])
+    reports = []
+    second.push = lambda worker, id, results, report: reports.append((len(results), report.steps))
+    Worker(member=MEMBER, engine=engine, transport=second).run()
+    assert reports == [(1, 1)]
+
+
+class Notices:
+    """A source that gives its notices one after the other, when it is told to."""
+
+    def __init__(self, *graces_s: float) -> None:
+        self.graces_s = list(graces_s)
+        self.go = threading.Event()
+
+    def wait(self, timeout_s):
+        if self.graces_s and self.go.wait(timeout_s):
+            return Notice("n", self.graces_s.pop(0))
+        return None
+
+
+def test_at_a_notice_it_finishes_the_step_commits_gives_back_and_ends(published):
+    source = Notices(2.5)
+    transport = Script(published, [lease(0, V0, 1), lease(1, V0, 2)])
+
+    class Slow(FakeEngine):
+        """Gets its notice in its second step."""
+
+        def serve(self, requests, worker, *, on_step, should_yield, **how):
+            def told(step, commits):
+                on_step(step, commits)
+                source.go.set()
+
+            def yields():
+                if source.go.is_set() and transport.told[-1][0] == "commit":
+                    until(should_yield)
+                return should_yield()
+
+            return super().serve(requests, worker, on_step=told, should_yield=yields, **how)
+
+    Worker(member=MEMBER, engine=Slow(), transport=transport, notices=[source]).run()
+    assert ("notice", MEMBER.name, 2.5) in transport.told
+    told = [row for row in transport.told if row[0] != "notice"]
+    assert told[1:] == [("commit", 0, 1, []), ("commit", 0, 2, [2]), ("push", MEMBER.name, 0, [])]
+    assert len(transport.leases) == 1
+
+
+def test_a_risk_is_no_notice(published):
+    source = Notices(math.inf)
+    source.go.set()
+    transport = Script(published, [lease(0, V0, 1)])
+    transport.pull = lambda worker: until(lambda: not source.graces_s) and Script.pull(transport, worker)
+    Worker(member=MEMBER, engine=FakeEngine(), transport=transport, notices=[source]).run()
+    assert [row[0] for row in transport.told if row[0] != "commit"] == ["join", "push"]
+
+
+def test_a_lease_that_comes_with_the_notice_is_given_back_untouched(published):
+    source = Notices(1.0)
+    transport = Script(published, [lease(0, V0, 1)])
+
+    def pull(worker):
+        source.go.set()
+        until(lambda: ("notice", MEMBER.name, 1.0) in transport.told)
+        return Script.pull(transport, worker)
+
+    transport.pull = pull
+    engine = CountingEngine()
+    Worker(member=MEMBER, engine=engine, transport=transport, notices=[source]).run()
+    assert transport.told[-1] == ("push", MEMBER.name, 0, [])
+    assert engine.loads == 0
+
+
+def until(found) -> bool:
+    deadline_s = time.monotonic() + 5
+    while not found():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    return True

@@ -1,0 +1,67 @@
+"""The process of a spot worker, as a Ray actor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from src.core.protocols import Engine
+from src.core.types import Member
+from src.spot.client import RayTransport
+from src.spot.notices import NoticeSource, Polling, Signs, Sigterm
+from src.spot.worker import Worker, give_way
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How a spot worker's process runs.
+
+    `niceness` puts it behind the trainer on shared cores; `cpus` pins it; `threads` is for OpenMP and its like.
+    """
+
+    niceness: int = 10
+    cpus: tuple[int, ...] = ()
+    threads: int = 1
+    heartbeat_s: float = 2.0
+    commit_every: int = 0
+    """Denoising steps from commit to commit; 0 commits at a notice only."""
+    grace_s: float = 30.0
+    """From SIGTERM to SIGKILL."""
+    signs: Callable[[], Signs] | None = None
+    """Makes what the worker asks whether its node will be taken away (picklable), besides waiting for SIGTERM."""
+
+
+DEFAULTS = WorkerSettings()
+
+
+class SpotProcess:
+    """First prepares, which takes seconds, then is one member of the fleet until that ends."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def prepare(self, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
+        """Imports and builds everything that a worker needs."""
+        give_way(niceness=settings.niceness, cpus=settings.cpus)
+        self._engine = engine()
+
+    def run(self, member: Member, host: Any, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
+        """Serves as `member` until the worker is told to end. Raises what the engine raises, also when it is built."""
+        built = self._engine or engine()  # if `prepare` failed, this tells why
+        with Sigterm(node=member.node, grace_s=settings.grace_s) as sigterm:
+            notices: list[NoticeSource] = [sigterm]
+            if settings.signs is not None:
+                notices.append(Polling(signs=settings.signs(), node=member.node))
+            Worker(
+                member=member,
+                engine=built,
+                transport=RayTransport(host),
+                heartbeat_s=settings.heartbeat_s,
+                commit_every=settings.commit_every,
+                notices=notices,
+            ).run()

@@ -1,0 +1,86 @@
+"""`python train.py market=replay`: nodes get notice, are killed and come back, and nothing is lost.
+
+make test-slow ARGS="tests/chaos/test_market.py -s"      # -s shows the figures
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.processes import JOB, events, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NODES = 3
+COMMIT_EVERY = 1
+UP_S, DOWN_S = (9.0, 14.0), (1.5, 3.0)
+
+
+def dense_trace(path: Path, *, until_s: float = 900.0) -> Path:
+    """Each of the nodes is there for about twelve seconds at a time, and gone for about two."""
+    rng = random.Random(5)
+    rows = []
+    for place in range(NODES):
+        time_s, life = 0.0, 0
+        while time_s < until_s:
+            rows.append((time_s, "add", f"n{place}-{life}"))
+            time_s += rng.uniform(*UP_S) + (20.0 if life == 0 else 0.0)  # the first start takes longer
+            rows.append((time_s, "remove", f"n{place}-{life}"))
+            time_s, life = time_s + rng.uniform(*DOWN_S), life + 1
+    lines = [f"{int(1000 * time_s)},{what},{node}" for time_s, what, node in sorted(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def check_losses(log: list[dict[str, Any]]) -> Counter[str]:
+    """Every lease that was lost goes on where it was committed, or its exploration had been cut off. Returns how many
+    were lost, resumed, and denoising steps repeated."""
+    start = {e["lease"]: e["step"] for e in log if e["kind"] == "lease_resumed"}
+    figures: Counter[str] = Counter()
+    for lost in (e for e in log if e["kind"] == "lease_lost" and e["count"]):
+        assert 0 <= lost["lost_steps"] <= COMMIT_EVERY * lost["count"]
+        kept, rest = divmod(lost["committed_steps"], lost["count"])
+        heirs = [e for e in log if e["kind"] == "lease_resumed" and lost["lease"] in e["after"]]
+        step = start.get(lost["lease"], 0) + kept
+        assert rest == 0
+        assert heirs or step == 0
+        assert all(heir["step"] == step for heir in heirs)
+        figures += Counter(lost=1, resumed=bool(heirs), repeated_steps=lost["lost_steps"], kept=lost["committed_steps"])
+    return figures
+
+
+def test_a_run_on_a_dense_market_loses_nothing(tmp_path: Path) -> None:
+    trace = dense_trace(tmp_path / "dense.csv")
+    market = ["market=replay", f"market.trace={trace}", f"market.nodes={NODES}", "market.time_scale=1"]
+    cluster = [f"cluster.commit_every={COMMIT_EVERY}", "cluster.spares=2", "market.grace_s=1.5"]
+    batch = ["planner.seeds_per_prompt=256", "algo.group_size=16", "trainer.max_steps=16"]
+    folder = tmp_path / "run"
+    done = train(folder, *JOB, *batch, *market, *cluster, "callbacks.evaluate.every=8", timeout_s=800)
+    assert done.returncode == 0, done.stderr
+    log = events(folder)
+    figures = check_losses(log)
+    summary = json.loads((folder / "summary.json").read_text())
+    reasons = Counter(e["reason"] for e in log if e["kind"] == "worker_lost")
+    starts = [e["start_s"] for e in log if e["kind"] == "lease_granted" and "start_s" in e and "spot" in e["worker"]]
+    print(f"{dict(reasons)} {dict(figures)}, {summary['wall_s']:.0f} s, first leases after {sorted(starts)} s")
+
+    assert summary["preemptions"] >= 5
+    assert reasons["killed"] == 0  # everybody had notice
+    assert summary["failed_samples"] == 0
+    assert summary["lost_steps"] == figures["repeated_steps"]
+    for event in (e for e in log if e["kind"] == "explored"):  # debug=fast waits for all
+        assert Counter((row["instance"], row["seed"]) for row in event["results"]).most_common(1)[0][1] == 1
+        assert len(event["results"]) == 3 * 256
+    closed = [e for e in log if e["kind"] == "closed"]
+    assert all(e["dropped"] == 0 for e in closed)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    priced = [row["cost/usd"] for row in rows if "cost/usd" in row]
+    assert len(priced) == 16
+    assert priced == sorted(priced)
+    assert summary["gpu_s"]["spot_explore"] > 0

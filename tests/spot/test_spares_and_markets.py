@@ -1,0 +1,215 @@
+"""Real processes that are given notice, killed, frozen and brought back."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from src.core.types import RequestKind
+from src.spot import market as mk
+from tests.spot.conftest import BATCH_SIZE, Run, make_coordinator, until
+from tests.spot.fakes import FakeEngine, requests, reward
+
+EXPLORE, ROLLOUT = RequestKind.EXPLORE, RequestKind.ROLLOUT
+LEASE_S = 1.2
+make_slow_engine = partial(FakeEngine, batch_size=BATCH_SIZE, lease_s=LEASE_S)
+
+
+@contextmanager
+def started(folder: Path, *, commit_every: int, engine=make_slow_engine, **fleet) -> Iterator[Run]:
+    from src.spot.client import RayCluster
+    from src.spot.fleet import Fleet
+    from src.spot.process import WorkerSettings
+
+    settings = WorkerSettings(heartbeat_s=0.3, commit_every=commit_every, grace_s=5.0)
+    with Fleet(coordinator=partial(make_coordinator, folder), engine=engine, settings=settings, **fleet) as fleet:
+        fleet.start()
+        mine = engine()
+        yield Run(folder, fleet, RayCluster(fleet.host, engine=mine), mine)
+
+
+def assert_made_once(made, asked) -> None:
+    assert [result.key for result in made] == [request.key for request in asked]
+    assert all(result.error is None for result in made)
+    assert all(result.reward == reward(result.key, result.weights_checksum) for result in made)
+
+
+def assert_every_loss_went_on_where_it_was_committed(run: Run, *, commit_every: int) -> None:
+    granted = {event["lease"]: event for event in run.events("lease_granted")}
+    start = {event["lease"]: event["step"] for event in run.events("lease_resumed")}
+    for lost in run.events("lease_lost"):
+        assert 0 <= lost["lost_steps"] <= commit_every * lost["count"]
+        kept, rest = divmod(lost["committed_steps"], max(1, lost["count"]))
+        step = start.get(lost["lease"], 0) + kept
+        heirs = [e for e in run.events("lease_resumed") if lost["lease"] in e["after"]]
+        assert rest == 0
+        assert all(heir["step"] == step for heir in heirs)
+        cut_off = lost["request_kind"] == "explore" and run.events("closed", iteration=lost["iteration"])[0]["dropped"]
+        late = lost["reason"] == "frozen"  # it may have thawed and delivered
+        assert bool(heirs) == (step > 0 and lost["count"] > 0) or cut_off or late
+        assert all(granted[heir["lease"]]["version"] == granted[lost["lease"]]["version"] for heir in heirs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_notice_costs_no_step_and_a_kill_at_most_one_and_a_spare_takes_over(tmp_path):
+    with started(tmp_path, commit_every=1, spot_workers=2, spares=1) as run:
+        run.both_workers()
+        policy = run.publish()
+        for number, reason in ((signal.SIGTERM, "preempted"), (signal.SIGKILL, "killed")):
+            until(lambda: run.fleet._spares and run.fleet._spares[0].is_ready, within_s=60, what="a spare")
+            asked = requests(EXPLORE, 24, policy=policy, iteration=policy.iteration + 1, first=100 * number)
+            run.cluster.submit(asked)
+            victim, pid = run.busy_worker()
+            time.sleep(0.5 * LEASE_S)
+            hit_s = time.monotonic()
+            os.kill(pid, number)
+            heir = f"{victim.split('.')[0]}.{int(victim.split('.')[1]) + 1}"
+            until(lambda heir=heir: run.events("lease_granted", worker=heir), within_s=30, what=f"a lease of {heir}")
+            took_s = time.monotonic() - hit_s
+            assert_made_once(run.cluster.close(asked, wait_s=60), asked)
+            (lost,) = run.events("worker_lost", worker=victim)
+            assert lost["reason"] == reason
+            (lease,) = run.events("lease_lost", worker=victim)
+            assert lease["committed_steps"] > 0
+            assert lease["lost_steps"] == (0 if reason == "preempted" else lease["count"])
+            first = run.events("lease_granted", worker=heir)[0]
+            assert 0 < first["start_s"] < took_s < 10
+            print(f"{reason}: first lease of the spare {took_s:.2f} s after the blow, start_s {first['start_s']:.2f}")
+        assert len(run.events("notice")) == 1
+        assert_every_loss_went_on_where_it_was_committed(run, commit_every=1)
+
+
+class Puppet:
+    """A market that does what it is told: however slow the machine is, nothing happens too early."""
+
+    nodes = ("node0", "node1")
+    next_s = math.inf
+
+    def __init__(self) -> None:
+        self.will_do: deque[mk.Action] = deque()
+
+    def handle(self, now_s: float, event: mk.Event) -> list[mk.Action]:
+        if isinstance(event, mk.Start):
+            return [mk.Return(node) for node in self.nodes]
+        return [self.will_do.popleft() for _ in range(len(self.will_do))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_workers_follow_a_market_down_to_zero_and_up_again(tmp_path):
+    market = Puppet()
+    with started(tmp_path, commit_every=2, spot_workers=1, spares=1, market=market) as run:
+        until(lambda: len(run.pids()) == 2, within_s=60, what="two workers")
+        policy = run.publish()
+        asked = requests(EXPLORE, 40, policy=policy, iteration=policy.iteration + 1)
+        run.cluster.submit(asked)
+        until(lambda: len(run.events("lease_granted")) >= 3, within_s=60, what="work for both")
+        market.will_do += [mk.Notice(node, 60.0) for node in market.nodes]
+        until(lambda: len(run.events("worker_lost")) == 2, within_s=30, what="both to give way")
+        market.will_do += [mk.Kill(node) for node in market.nodes]
+        assert [event["reason"] for event in run.events("worker_lost")] == ["preempted"] * 2
+        assert {event["lost_steps"] for event in run.events("lease_lost")} == {0}  # they had time to commit
+        assert run.cluster.workers() == 0
+        time.sleep(1.0)
+        assert run.cluster.workers() == 0
+        market.will_do.append(mk.Return("node1"))
+        assert_made_once(run.cluster.close(asked, wait_s=90), asked)
+        assert [event["worker"] for event in run.events("notice")] == ["spot-node0-0.0", "spot-node1-0.0"]
+        assert [e["worker"] for e in run.events("worker_joined", role="spot")][2:] == ["spot-node1-0.1"]
+        assert_every_loss_went_on_where_it_was_committed(run, commit_every=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_frozen_worker_under_notice_is_killed_at_its_deadline(tmp_path, thaw):
+    market = Puppet()
+    with started(tmp_path, commit_every=1, spot_workers=1, market=market) as run:
+        until(lambda: len(run.pids()) == 2, within_s=60, what="two workers")
+        policy = run.publish()
+        asked = requests(EXPLORE, 16, policy=policy, iteration=policy.iteration + 1)
+        run.cluster.submit(asked)
+        victim, pid = run.busy_worker()
+        thaw.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+        market.will_do.append(mk.Notice(victim.split("-")[1], 0.5))
+        until(lambda: run.events("worker_lost", worker=victim), within_s=20, what="its end")
+        assert run.events("worker_lost", worker=victim)[0]["reason"] == "preempted"
+        until(lambda: not os.path.exists(f"/proc/{pid}"), within_s=10, what="death of the frozen process")
+        assert_made_once(run.cluster.close(asked, wait_s=90), asked)
+        assert_every_loss_went_on_where_it_was_committed(run, commit_every=1)
+
+
+class Chaos(threading.Thread):
+    """Kills, freezes and warns random spot workers, and thaws those it froze some time later."""
+
+    def __init__(self, run: Run, seed: int, blows: int) -> None:
+        super().__init__(name="chaos", daemon=True)
+        self.rng = random.Random(seed)
+        self.run_, self.blows = run, blows
+        self.struck: Counter[str] = Counter()
+        self.frozen: list[int] = []
+
+    def run(self) -> None:
+        while self.struck.total() < self.blows:
+            time.sleep(self.rng.uniform(0.1, 0.8))
+            pids = list(self.run_.pids().values())
+            if not pids:
+                continue
+            pid, number = self.rng.choice(pids), self.rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+                self.struck[number.name] += 1
+                if number is signal.SIGSTOP:
+                    self.frozen.append(pid)
+            if self.frozen and self.rng.random() < 0.3:
+                with suppress(ProcessLookupError):
+                    os.kill(self.frozen.pop(0), signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_chaos(tmp_path, thaw):
+    """Fifty blows: every sample is made exactly once, whatever is killed, frozen or warned."""
+    engine = partial(FakeEngine, batch_size=BATCH_SIZE, lease_s=0.4)
+    with started(tmp_path, commit_every=1, engine=engine, spot_workers=4, spares=2) as run:
+        chaos = Chaos(run, seed=3, blows=50)
+        thaw.extend(chaos.frozen)
+        chaos.start()
+        explored = rolled_out = 0
+        while chaos.is_alive():
+            policy = run.publish()
+            explores = requests(EXPLORE, 48, policy=policy, iteration=policy.iteration + 1)
+            run.cluster.submit(explores)
+            rollouts = requests(ROLLOUT, 16, policy=policy, iteration=policy.iteration)
+            made = run.cluster.collect(rollouts)
+            assert_made_once(made, rollouts)
+            found = run.cluster.close(explores, wait_s=2.0)
+            assert len({result.key for result in found}) == len(found)
+            assert {result.key for result in found} <= {request.key for request in explores}
+            assert all(r.reward == reward(r.key, r.weights_checksum) for r in found if r.error is None)
+            explored, rolled_out = explored + len(found), rolled_out + len(made)
+        assert chaos.struck.total() == 50
+        until(lambda: len(run.pids()) == 4, within_s=120, what="all workers back")
+        policy = run.publish()
+        last = requests(EXPLORE, 32, policy=policy, iteration=policy.iteration + 1)
+        run.cluster.submit(last)
+        assert_made_once(run.cluster.close(last, wait_s=60), last)
+        assert_every_loss_went_on_where_it_was_committed(run, commit_every=1)
+        reasons = Counter(event["reason"] for event in run.events("worker_lost"))
+        assert {"killed", "preempted", "frozen"} <= set(reasons)
+        assert not [e for e in run.events("result_rejected") if e["reason"] in ("unknown", "checksum")]
+        attempts = [event["attempts"] for event in run.events("request_failed")]
+        assert all(count == 5 for count in attempts)
+        print(f"{dict(chaos.struck)}: lost {dict(reasons)}, {rolled_out} rollouts, {explored} explorations")
