@@ -148,6 +148,8 @@ class Ranks:
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._processes: list[subprocess.Popen[str]] = []
+        self._codes: list[int | None] = []
+        """Exit codes when they were last looked at: later ones may be of our own killing."""
 
     def __enter__(self) -> Ranks:
         world, port = self._plan.config["trainer"]["devices"], free_port()
@@ -185,13 +187,13 @@ class Ranks:
 
     def running(self) -> bool:
         """Whether some rank still trains, and none has failed."""
-        codes = [process.poll() for process in self._processes]
-        return None in codes and all(code in (None, DONE) for code in codes)
+        self._codes = [process.poll() for process in self._processes]
+        return None in self._codes and all(code in (None, DONE) for code in self._codes)
 
     @property
     def failure(self) -> Exception | None:
         """Why the job failed. Ranks that wait for a dead one fail too: the likeliest cause of all is told."""
-        failed = [(rank, code) for rank, process in enumerate(self._processes) if (code := process.poll())]
+        failed = [(rank, code) for rank, code in enumerate(self._codes) if code]
         if not failed:
             return None
         rank, code = min(failed, key=lambda each: (each[1] != BAD_INPUT, each[1] >= 0, each[0]))

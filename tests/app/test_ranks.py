@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from src.app.config import ConfigError
+from src.app import job
+from src.app.config import ConfigError, RunPlan
 from tests.app.runs import LORA, ROOT, TINY, Run, configuration
 
 ULYSSES = "parallel=ulysses"
@@ -89,3 +92,44 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path):
     assert [row["step"] for row in run.metrics if "train/reward" in row] == [1, 2]
     assert run.checkpoint.state["iteration"] == 2
     assert json.loads((run.folder / "summary.json").read_text())["status"] == "done"
+
+
+# ---------------------------------------------------------------------------- how they end
+
+STARTED_WITH = "from pathlib import Path\nimport os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+
+
+def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, devices: int = 3) -> Exception | None:
+    """Why ranks that run `program` instead of the product failed."""
+    script = tmp_path / "rank.py"
+    script.write_text(STARTED_WITH + program)
+    start = subprocess.Popen
+
+    def popen(command: list[str], **arguments: Any) -> subprocess.Popen[str]:
+        return start([sys.executable, str(script)], **arguments)
+
+    monkeypatch.setattr(job.subprocess, "Popen", popen)
+    config = {"trainer": {"devices": devices}, "parallel": {"threads": 1}}
+    with job.Ranks(RunPlan(config, tmp_path, None)) as ranks:
+        ranks.send_start("nowhere")
+        while ranks.running():
+            time.sleep(0.01)
+    return ranks.failure
+
+
+def test_ranks_that_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = "place = [os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')]\nprint(place, sys.stdin.readline())"
+    assert outcome(tmp_path, monkeypatch, program) is None
+    for rank, name in enumerate(("rank.log", "rank1.log", "rank2.log")):
+        assert (tmp_path / name).read_text().startswith(f'[\'{rank}\', \'3\'] {{"address": "nowhere", "resume": null}}')
+
+
+def test_the_rank_that_failed_is_named_and_not_those_that_we_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failure = outcome(tmp_path, monkeypatch, "if rank == 1:\n    sys.exit('no memory')\ntime.sleep(60)")
+    assert str(failure).startswith("training rank 1 failed: no memory (see ")
+
+
+def test_bad_input_is_what_the_user_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failure = outcome(tmp_path, monkeypatch, "print('error: model.path is wrong', file=sys.stderr)\nsys.exit(2)")
+    assert isinstance(failure, ConfigError)
+    assert str(failure) == "model.path is wrong"
