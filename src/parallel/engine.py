@@ -128,7 +128,8 @@ class EngineUpdater:
         tensors: dict[str, Tensor] = {}
         scalars: dict[str, Any] = {}
         for partition, parameters, group in self._partitions():
-            for field, value in self._engine.optimizer.optimizer.state.get(partition, {}).items():
+            # Sorted: all ranks must gather the same field at a time, whatever order it was filled in.
+            for field, value in sorted(self._engine.optimizer.optimizer.state.get(partition, {}).items()):
                 whole = self._whole(value, partition, parameters, group)
                 for parameter, part in zip(parameters, whole, strict=True):
                     kept = part.detach().to("cpu", copy=True).contiguous() if isinstance(part, Tensor) else part
@@ -152,7 +153,7 @@ class EngineUpdater:
                 raise ValueError(f"optimizer state {key} belongs to no parameter of this optimizer")
         zero.optimizer.state.clear()
         for partition, parameters, group in self._partitions():
-            for field in {key.partition("/")[0] for key in whole}:
+            for field in sorted({key.partition("/")[0] for key in whole}):
                 # What never had a gradient has no state in one process: zeros are the same.
                 values = [whole.get(f"{field}/{name_of[parameter]}") for parameter in parameters]
                 zero.optimizer.state[partition][field] = self._part(values, partition, parameters, group)
