@@ -20,7 +20,7 @@ $(INSTALLED): requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements.txt
 	touch $@
 
-train: setup ## Train; overrides go into ARGS: make train ARGS="seed=2 explore.seeds=32".
+train: setup ## Train; overrides go into ARGS: make train ARGS="seed=2 planner.seeds_per_prompt=16".
 	$(BIN)/python train.py $(ARGS)
 
 test: setup ## Run the fast tests.

@@ -56,7 +56,6 @@ TORCH_FREE = (
     "src.spot.traces",
     "src.spot.market",
     "src.spot.prices",
-    "src.spot.versions",
     "src.spot.cost",
 )
 """Vocabulary, readers and deciders: they start fast, and simulations run thousands of them."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
 from src.app import checkpoint
-from src.app.config import CHECKPOINTS, Config, build, geometry, refusing, spot_places, task
+from src.app.callbacks import Checkpointing, Evaluation
+from src.app.config import CHECKPOINTS, Config, ConfigError, build, geometry, refusing, spot_places, task
 from src.app.engine import RolloutEngine
 from src.core import seeds
 from src.core.protocols import Cluster
@@ -23,7 +26,7 @@ from src.rl.module import Audit, FlowGRPO, RunIdentity
 from src.rl.policy_gradient import PolicyGradient
 from src.rl.replay_log import ReplayLog
 from src.rl.seed_bank import SeedBank
-from src.spot.callback import Await, Exploration, Race, Replay
+from src.spot.callback import Await, Exploration, Race, Replay, SpotExploration
 
 
 def build_module(
@@ -39,7 +42,6 @@ def build_module(
         cluster=cluster,
         adapter=sampler.adapter,
         save_weights=engine.save_weights,
-        fingerprint=engine.fingerprint,
         geometry=geometry(config),
         guidance_scale=algo["guidance_scale"],
         window=build(algo["window"], "algo.window"),
@@ -52,9 +54,25 @@ def build_module(
         ),
         seed_bank=SeedBank(run_seed=config["seed"], select=build(explore["select"], "explore.select")),
         audit=Audit(**explore["audit"]),
-        old_logprob=algo["old_logprob"],
+        trusts=trusts(algo["old_logprob"], engine.fingerprint),
         optimizer=optimizer,
     )
+
+
+def trusts(old_logprob: str, fingerprint: str) -> Callable[[str], bool]:
+    """Whose log-probabilities are taken as they came: `algo.old_logprob`, for a rank with this fingerprint.
+
+    Raises:
+        ConfigError: the option is not known.
+    """
+    options: dict[str, Callable[[str], bool]] = {
+        "auto": lambda made_by: made_by == fingerprint,
+        "rollout": lambda made_by: True,
+        "recompute": lambda made_by: False,
+    }
+    if old_logprob not in options:
+        raise ConfigError(f"algo.old_logprob must be one of {', '.join(options)}, got {old_logprob!r}")
+    return options[old_logprob]
 
 
 def build_reference(config: Config, adapter: DiTAdapter) -> Reference:
@@ -83,20 +101,25 @@ def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.
     This project's own are given here what only the running job knows; any other Lightning callback is taken as it is.
     """
     algo, last = config["algo"], config["trainer"]["max_steps"]
-    known = {
-        "explore": lambda: {"planner": build(config["planner"], "planner"), "exploration": build_exploration(config)},
-        "evaluate": lambda: {
+    known: dict[Any, dict[str, Any]] = {
+        SpotExploration: {
+            "planner": build(config["planner"], "planner"),
+            "exploration": build_exploration(config),
+            "workers": spot_places(config),
+        },
+        Evaluation: {
             "prompts": task(config).heldout_prompts[: config["data"]["eval_prompts"]],
             "spec": SampleSpec(steps=algo["eval_steps"], guidance_scale=algo["guidance_scale"]),
             "folder": folder / "images",
             "last": last,
         },
-        "checkpoint": lambda: {"root": folder / CHECKPOINTS, "last": last, "base": base, "resume": resume},
+        Checkpointing: {"root": folder / CHECKPOINTS, "last": last, "base": base, "resume": resume},
     }
     callbacks = []
     for name, section in config["callbacks"].items():
         built = build(section, f"callbacks.{name}")
-        callbacks.append(built(**known[name]()) if name in known else built)
+        with refusing(f"callbacks.{name}"):
+            callbacks.append(built(**known.get(built.func, {})) if isinstance(built, partial) else built)
     return callbacks
 
 
@@ -106,7 +129,7 @@ def build_exploration(config: Config) -> Exploration:
     if explore["sync"] == "replay":
         return Replay(source=ReplayLog(Path(explore["replay_from"]) / "events.jsonl").explored)
     if explore["sync"] == "await":
-        return Await(timeout_s=explore["await_timeout_s"], workers=spot_places(config))
+        return Await(timeout_s=explore["await_timeout_s"])
     return Race()
 
 

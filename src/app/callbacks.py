@@ -17,6 +17,7 @@ from src.app import checkpoint
 from src.app.checkpoint import Checkpoint, CheckpointError
 from src.core import seeds
 from src.core.clock import Stopwatch
+from src.core.folders import write_whole
 from src.core.stats import mean
 from src.core.types import Blob, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
 from src.rl.module import FlowGRPO
@@ -81,13 +82,13 @@ class Evaluation(pl.Callback):
             "time/evaluate_s": watch.seconds["evaluate"],
             **{f"images/{name}": value for name, value in statistics.items()},
         }
-        files = self._write_images(module.iteration, results) if module.updater.snapshot.is_leader else []
+        rows = self._write_images(module.iteration, results) if module.updater.snapshot.is_leader else []
         module.cluster.record(
             "evaluated",
             iteration=module.iteration,
             reward=metrics["eval/reward"],
             judge=metrics["eval/judge"],
-            images=files,
+            images=rows,
         )
         module.cluster.log_metrics(module.iteration, metrics)
 
@@ -96,32 +97,23 @@ class Evaluation(pl.Callback):
         key = RequestKey(module.run, module.iteration, RequestKind.EVAL, index, seed, module.policy, steps)
         return SampleRequest(key, self._prompts[index], self._spec)
 
-    def _write_images(self, iteration: int, results: Sequence[SampleResult]) -> list[str]:
-        """PNG files and their entries in manifest.json; entries of an iteration that is repeated are replaced."""
+    def _write_images(self, iteration: int, results: Sequence[SampleResult]) -> list[dict[str, Any]]:
+        """Writes PNG files, and their rows into manifest.json in place of later iterations'; returns the new rows."""
         self._folder.mkdir(parents=True, exist_ok=True)
         manifest = self._folder / "manifest.json"
-        entries = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else []
-        entries = [entry for entry in entries if entry["iteration"] < iteration]
-        files = []
+        earlier = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else []
+        rows = []
         for index, result in enumerate(results[: self._images]):
             if result.image is None:
                 continue
-            name = f"{iteration:03d}_{index:02d}.png"
-            image_HWC = _image(result.image)
-            Image.fromarray(image_HWC.squeeze(-1) if image_HWC.shape[-1] == 1 else image_HWC).save(self._folder / name)
-            files.append(name)
-            entries.append(
-                {
-                    "iteration": iteration,
-                    "index": index,
-                    "prompt": self._prompts[index].text,
-                    "reward": result.reward,
-                    "judge": result.scores.get("judge"),
-                    "file": name,
-                }
-            )
-        manifest.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-        return files
+            file = f"{iteration:03d}_{index:02d}.png"
+            pixels = _image(result.image)
+            Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(self._folder / file)
+            row = {"iteration": iteration, "index": index, "prompt": self._prompts[index].text, "file": file}
+            rows.append({**row, "reward": result.reward, "judge": result.scores.get("judge")})
+        kept = [row for row in earlier if row["iteration"] < iteration]
+        write_whole(manifest, json.dumps(kept + rows, indent=1))
+        return rows
 
 
 class Checkpointing(pl.Callback):
@@ -170,6 +162,7 @@ class Checkpointing(pl.Callback):
                     bytes=sum(file.stat().st_size for file in folder.iterdir()),
                     save_s=watch.seconds["save"],
                 )
+            module.cluster.log_metrics(module.iteration, {"time/save_s": watch.seconds["save"]})
         trainer.should_stop = trainer.should_stop or stop
 
 

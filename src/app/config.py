@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +19,9 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from src.app.schema import complaint
 from src.core.events import read_jsonl
-from src.core.folders import FolderError, verify
+from src.core.folders import FolderError, verify, write_whole
 from src.parallel.plan import check_geometry
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
@@ -45,14 +46,22 @@ class RunPlan:
     Args:
         config: resolved, as written to config.yaml.
         folder: the run folder.
+        overrides: what the user gave on the command line.
         resume: checkpoint folder to go on from, or None.
         warnings: what the user should see before the start.
     """
 
     config: Config
     folder: Path
-    resume: Path | None
+    overrides: tuple[str, ...] = ()
+    resume: Path | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def resume_hint(self) -> str:
+        """The command that goes on with this run from its last checkpoint."""
+        given = [text for text in self.overrides if not text.startswith(("ckpt_path=", "paths.output_dir="))]
+        return shlex.join(["python", "train.py", *given, "ckpt_path=last", f"paths.output_dir={self.folder}"])
 
 
 def plan_run(config: DictConfig) -> RunPlan:
@@ -61,62 +70,75 @@ def plan_run(config: DictConfig) -> RunPlan:
     Raises:
         ConfigError: something in it cannot work.
     """
-    folder = Path(HydraConfig.get().runtime.output_dir).resolve()
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir).resolve()
     config.paths.output_dir = str(folder)
     resolved: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     check(resolved)
+    overrides = tuple(hydra.overrides.task)
     resume, warnings = find_checkpoint(resolved["ckpt_path"], folder)
+    if resume is not None:
+        warnings += check_resumed(resolved, resume.parents[1] / "config.yaml", overrides)
     if resume is None and (folder / "events.jsonl").exists():
         raise ConfigError(
             f"paths.output_dir={folder} already holds a run: go on with ckpt_path=last, or give another folder"
         )
+    for log in (folder / "events.jsonl", folder / "metrics.jsonl"):
+        if log.exists():
+            with refusing():
+                sum(1 for _ in read_jsonl(log))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
-    return RunPlan(resolved, folder, resume, warnings)
+    write_whole(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    return RunPlan(resolved, folder, overrides, resume, warnings)
 
 
-WHOLE_NUMBERS = (
-    "seed",
-    "trainer.max_steps",
-    "trainer.devices",
-    "parallel.sp_degree",
-    "cluster.spot_workers",
-    "cluster.workers_per_node",
-    "cluster.spares",
-    "cluster.commit_every",
-    "data.prompts_per_iteration",
-    "data.eval_prompts",
-    "algo.group_size",
-    "algo.steps",
-    "algo.eval_steps",
-    "algo.trained_steps",
-    "algo.updates",
-    "algo.micro_batch",
-    "model.batch_size",
-    "explore.audit.prompts",
-    "explore.audit.seeds",
-)
+def check_resumed(config: Config, earlier: Path, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Compares what decides the training with the configuration that the checkpoint was made with.
+
+    What was changed on purpose, by an override of this very command, is a warning.
+
+    Raises:
+        ConfigError: something else differs, such as an override of the first command that was forgotten.
+    """
+    if not earlier.is_file():
+        return ()
+    before, now = flat(yaml.safe_load(earlier.read_text(encoding="utf-8"))), flat(config)
+    decisive = ("model.", "data.", "algo.", "explore.", "planner.")
+    changed = [
+        key
+        for key in sorted({*before, *now})
+        if key.startswith(decisive) and key != "model.path" and before.get(key) != now.get(key)
+    ]
+    given = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    warnings = []
+    for key in changed:
+        told = f"{key} is {now.get(key)!r}, the checkpoint was made with {before.get(key)!r}"
+        if not any(key == name or key.startswith(f"{name}.") for name in given):
+            raise ConfigError(f"{told}: repeat the overrides of the first start, or give {key}= to change it")
+        warnings.append(told)
+    return tuple(warnings)
+
+
+def flat(section: Config, prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key."""
+    values: dict[str, Any] = {}
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
 
 
 def check(config: Config) -> None:
-    """Refuses what cannot work, before any process is started."""
-    for key in WHOLE_NUMBERS:
-        value: Any = config
-        for name in key.split("."):
-            value = value[name]
-        if type(value) is not int:
-            raise ConfigError(f"{key} must be a whole number, got {value!r}")
-    trainer = config["trainer"]
-    if trainer["max_steps"] < 1:
-        raise ConfigError(f"trainer.max_steps counts iterations and must be at least 1, got {trainer['max_steps']}")
-    check_cluster(config)
-    if config["model"]["stored_dtype"] not in ("float32", "bfloat16", "float16"):
-        raise ConfigError(
-            f"model.stored_dtype must be float32, bfloat16 or float16, got {config['model']['stored_dtype']!r}"
-        )
+    """Refuses what cannot work, before any process is started.
+
+    Raises:
+        ConfigError: it names the key and the value.
+    """
+    if told := complaint(config):
+        raise ConfigError(told)
     explore = config["explore"]
-    if explore["sync"] not in ("race", "await", "replay"):
-        raise ConfigError(f"explore.sync must be race, await or replay, got {explore['sync']!r}")
     if (explore["sync"] == "replay") != (explore["replay_from"] is not None):
         raise ConfigError(
             f"explore.replay_from names the run to replay, just for explore.sync=replay; got "
@@ -125,33 +147,36 @@ def check(config: Config) -> None:
     if explore["replay_from"] is not None:
         with refusing("explore.replay_from"):
             ReplayLog(Path(explore["replay_from"]) / "events.jsonl")
-    build(config["planner"], "planner")
     heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
-    if not 1 <= wanted <= heldout:
+    if wanted > heldout:
         raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")
     if not (Path(config["model"]["path"]) / "model_index.json").is_file():
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
+    geometry(config)
+    build(config["planner"], "planner")
+    if config["cluster"]["notices"] is not None:
+        build(config["cluster"]["notices"], "cluster.notices")
+    build_market(config)
+    build_ledger(config)
     _check_ranks(config)
 
 
 def _check_ranks(config: Config) -> None:
     """Refuses training ranks that cannot share the model and the batch."""
     parallel, devices, degree = config["parallel"], config["trainer"]["devices"], config["parallel"]["sp_degree"]
-    sizes = geometry(config)
     if parallel["mesh"] is None:
-        if degree != 1 or devices != 1:
-            raise ConfigError(
-                f"parallel=single trains on one device without sequence parallelism, got trainer.devices={devices} "
-                f"and parallel.sp_degree={degree}"
-            )
+        for key, value in (("trainer.devices", devices), ("parallel.sp_degree", degree)):
+            if value != 1:
+                raise ConfigError(f"{key} must be 1 for one rank (several: parallel=ulysses), got {value}")
         return
-    if parallel["strategy"]["stage"] not in (0, 1, 2):
+    if parallel["strategy"].get("stage") not in (0, 1, 2):
         raise ConfigError(
             f"parallel.strategy.stage must be 0, 1 or 2: ZeRO 3 is not known to be right with sequence parallelism, "
-            f"got {parallel['strategy']['stage']}"
+            f"got {parallel['strategy'].get('stage')}"
         )
     if config["model"]["compile"] and degree > 1:
         raise ConfigError(f"model.compile cannot be combined with parallel.sp_degree={degree}")
+    sizes = geometry(config)
     network = json.loads((Path(config["model"]["path"]) / "transformer" / "config.json").read_text(encoding="utf-8"))
     with refusing():
         check_geometry(
@@ -160,24 +185,6 @@ def _check_ranks(config: Config) -> None:
             heads=network["num_attention_heads"],
             pairs=min(sizes.pairs_of_update(update) for update in range(sizes.updates)),
         )
-
-
-def check_cluster(config: Config) -> None:
-    """Refuses spot workers, markets and prices that cannot be."""
-    cluster = config["cluster"]
-    for name, least in (("spot_workers", 0), ("workers_per_node", 1), ("spares", 0), ("commit_every", 0)):
-        if cluster[name] < least:
-            raise ConfigError(f"cluster.{name} must be at least {least}, got {cluster[name]}")
-    for key, value in (
-        ("cluster.lease_target_s", cluster["lease_target_s"]),
-        ("market.grace_s", config["market"]["grace_s"]),
-    ):
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise ConfigError(f"{key} must be a number of at least 0, got {value!r}")
-    if cluster["notices"] is not None:
-        build(cluster["notices"], "cluster.notices")
-    build_market(config)
-    build_ledger(config)
 
 
 def build_market(config: Config) -> Market | None:
@@ -219,14 +226,14 @@ def geometry(config: Config) -> BatchGeometry:
     Raises:
         ConfigError: they do not fit; the message names each that does not.
     """
-    algo, task = config["algo"], build(config["data"]["task"], "data.task")
+    algo = config["algo"]
     window = build(algo["window"], "algo.window")
     with refusing("algo.window"):
         stochastic_steps = len(window.steps(algo["steps"], 0, 0))
     try:
         return BatchGeometry(
             prompts_per_iteration=config["data"]["prompts_per_iteration"],
-            prompts_available=len(task.train_prompts),
+            prompts_available=len(task(config).train_prompts),
             group_size=algo["group_size"],
             explored_per_prompt=config["planner"].get("seeds_per_prompt", 0),
             steps=algo["steps"],
@@ -302,11 +309,3 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> tuple[Path | None, t
         else:
             return candidate, tuple(warnings)
     raise ConfigError("; ".join([f"ckpt_path={ckpt_path}: no good checkpoint in {path / CHECKPOINTS}", *warnings]))
-
-
-def past_starts(folder: Path) -> int:
-    """How often the run of this folder was started before."""
-    log = folder / "events.jsonl"
-    if not log.exists():
-        return 0
-    return sum(event["kind"] == "run_started" for event in read_jsonl(log))

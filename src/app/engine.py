@@ -127,7 +127,7 @@ class RolloutEngine:
         on_step: OnStep = unwatched,
         should_yield: Callable[[], bool] = never,
     ) -> tuple[list[SampleResult], WorkReport]:
-        started_s = monotonic_s()
+        started_s = self._now_s()
         spec = requests[0].spec
         seeds, cond, begin = self._begin(requests, resume)
         origins = self._origins(requests, resume)
@@ -149,17 +149,17 @@ class RolloutEngine:
         )
         if should_yield() and not is_due(samples) and samples.step > begin.step:
             tell(samples, True)
-        denoised_s = monotonic_s()
+        denoised_s = self._now_s()
         steps = len(requests) * (samples.step - begin.step)
         if samples.step < spec.steps:
             return [], WorkReport(denoise_s=denoised_s - started_s, decode_s=0.0, score_s=0.0, steps=steps)
         images_BHWC = self._adapter.decode(samples.latents_BLC)
-        decoded_s = monotonic_s()
+        decoded_s = self._now_s()
         prompts = [request.prompt for request in requests]
         rewards_B = self._score(self._reward, images_BHWC, prompts)
         judged = requests[0].key.kind in (RequestKind.EVAL, RequestKind.ROLLOUT)
         judge_B = self._score(self._judge, images_BHWC, prompts) if judged else None
-        scored_s = monotonic_s()
+        scored_s = self._now_s()
         results = []
         for row, request in enumerate(requests):
             scored = _Scored(rewards_B[row], judge_B[row] if judge_B else None, images_BHWC[row])
@@ -179,6 +179,12 @@ class RolloutEngine:
         seeds = [request.key.seed for request in requests]
         cond = self._adapter.encode([request.prompt.text for request in requests])
         return seeds, cond, self._resumed(resume) if resume else self._sampler.start(seeds)
+
+    def _now_s(self) -> float:
+        """The time when all that was asked of the device is done."""
+        if self._adapter.device.type == "cuda":
+            torch.cuda.synchronize(self._adapter.device)
+        return monotonic_s()
 
     def _origins(self, requests: Sequence[SampleRequest], resume: Sequence[Commit]) -> list[str]:
         """The fingerprint of each sample, if it is finished here."""

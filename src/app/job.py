@@ -12,8 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
-from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
+from src.spot.coordinator import EVENTS_FILE, WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
 from src.spot.fleet import Fleet
 from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
@@ -56,26 +56,35 @@ def post_train(config: DictConfig) -> float | None:
     plan = plan_run(config)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    terminal = Terminal(plan)
-    asked_to_stop = StopSignals()
-    with asked_to_stop, _fleet(plan) as fleet, Ranks(plan) as ranks, terminal:
-        ranks.send_start(fleet.start())
-        told = False
-        while ranks.running():
-            terminal.show(_news(fleet, terminal.cursor, plan))
-            if asked_to_stop.name and not told:
-                fleet.stop(asked_to_stop.name)
-                told = True
-        status = "failed" if ranks.failure else "interrupted" if told else "done"
-        fleet.record("run_ended", status=status, iteration=terminal.iteration)
-        terminal.show(fleet.news(terminal.cursor, 0.0))
-    if ranks.failure:
-        raise ranks.failure
-    if told:
-        raise Interrupted(f"stopped by {asked_to_stop.name}; go on with ckpt_path=last paths.output_dir={plan.folder}")
+    terminal, stop = Terminal(plan), StopSignals()
+    try:
+        with stop, _temporary(plan.folder / WEIGHTS_FOLDER), _fleet(plan) as fleet, Ranks(plan) as ranks, terminal:
+            ranks.send_start(fleet.start())
+            _follow(fleet, ranks, terminal, stop)
+            unfinished = terminal.iteration < plan.config["trainer"]["max_steps"]
+            failure = ranks.failure()
+            status = "failed" if failure else "interrupted" if stop.name and unfinished else "done"
+            fleet.record("run_ended", status=status, iteration=terminal.iteration)
+            terminal.show(fleet.news(terminal.cursor, 0.0))
+    except CoordinatorLost as error:
+        raise JobFailed(f"{error}: {plan.resume_hint}") from error
+    if failure:
+        raise failure
+    if status == "interrupted":
+        raise Interrupted(f"stopped by {stop.name}; go on with: {plan.resume_hint}")
     print(five_lines(terminal.summary, plan.folder))
     reward: float | None = terminal.summary["eval_reward_end"]
     return reward
+
+
+def _follow(fleet: Fleet, ranks: Ranks, terminal: Terminal, stop: StopSignals) -> None:
+    """Shows what happens until the training ranks have ended, and passes on the user's wish to stop."""
+    told = False
+    while ranks.running():
+        terminal.show(fleet.news(terminal.cursor, POLL_S))
+        if stop.name and not told:
+            fleet.stop(stop.name)
+            told = True
 
 
 class Terminal:
@@ -96,9 +105,10 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Writes summary.json, also of a job that failed, and ends the logger."""
+        """Writes summary.json, also of a job that failed once it had begun, and ends the logger."""
         self._progress.stop()
-        self.summary = write_summary(self._plan.folder, ledger=build_ledger(self._plan.config))
+        if (self._plan.folder / EVENTS_FILE).exists():
+            self.summary = write_summary(self._plan.folder, ledger=build_ledger(self._plan.config))
         self._sink.finish(self.summary)
 
     def show(self, news: News) -> None:
@@ -107,7 +117,7 @@ class Terminal:
         for event in news.events:
             self._progress.on_event(event)
             if event["kind"] == "evaluated":
-                self._sink.images(event["iteration"], _image_rows(self._plan.folder, event["images"]))
+                self._sink.images(event["iteration"], event["images"])
         for row in news.metrics:
             self._progress.on_metrics(row)
             self.iteration = max(self.iteration, row["step"])
@@ -141,8 +151,8 @@ class StopSignals:
 class Ranks:
     """The processes of the training ranks, each in a session of its own, so that Ctrl-C reaches the parent only.
 
-    They find their place in the environment variables that `torchrun` sets. Their output goes to rank.log and
-    rank1.log, rank2.log, ... in the run folder. If one fails, all end.
+    They find their place in the environment variables that `torchrun` sets. What they log goes to rank.log and
+    rank1.log, rank2.log, ... in the run folder; one line on standard output tells why one failed. Then all end.
     """
 
     def __init__(self, plan: RunPlan) -> None:
@@ -161,7 +171,7 @@ class Ranks:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "src.app.rank", str(self._plan.folder)],
                     stdin=subprocess.PIPE,
-                    stdout=log,
+                    stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
                     start_new_session=True,
@@ -174,8 +184,8 @@ class Ranks:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
-        shutil.rmtree(self._plan.folder / WEIGHTS_FOLDER, ignore_errors=True)
+            with process:  # waits, and closes its pipes
+                pass
 
     def send_start(self, address: str) -> None:
         """Tells the ranks where Ray is, and from which checkpoint to go on."""
@@ -190,21 +200,20 @@ class Ranks:
         self._codes = [process.poll() for process in self._processes]
         return None in self._codes and all(code in (None, DONE) for code in self._codes)
 
-    @property
     def failure(self) -> Exception | None:
         """Why the job failed. Ranks that wait for a dead one fail too: the likeliest cause of all is told."""
         failed = [(rank, code) for rank, code in enumerate(self._codes) if code]
         if not failed:
             return None
         rank, code = min(failed, key=lambda each: (each[1] != BAD_INPUT, each[1] >= 0, each[0]))
-        lines = self._log(rank).read_text(encoding="utf-8").strip().splitlines()
-        last = lines[-1] if lines else "no output"
+        output = self._processes[rank].stdout
+        assert output is not None
+        said = output.read().strip() or "it said nothing"
         if code == BAD_INPUT:
-            return ConfigError(last.removeprefix("error: "))
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed: {last}"
+            return ConfigError(said)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed: {said}"
         name = "the training rank" if len(self._processes) == 1 else f"training rank {rank}"
-        folder = self._plan.folder
-        return JobFailed(f"{name} {how} (see {self._log(rank)}); go on with ckpt_path=last paths.output_dir={folder}")
+        return JobFailed(f"{name} {how} (see {self._log(rank)}); go on with: {self._plan.resume_hint}")
 
     def _log(self, rank: int) -> Path:
         return self._plan.folder / f"rank{rank or ''}.log"
@@ -256,11 +265,13 @@ def _fleet(plan: RunPlan) -> Fleet:
     )
 
 
-def _news(fleet: Fleet, cursor: int, plan: RunPlan) -> News:
+@contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    """Removes a folder in the end."""
     try:
-        return fleet.news(cursor, POLL_S)
-    except CoordinatorLost as error:
-        raise JobFailed(f"{error} (ckpt_path=last paths.output_dir={plan.folder})") from error
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _resumed_iteration(checkpoint: Path | None) -> int:
@@ -268,9 +279,3 @@ def _resumed_iteration(checkpoint: Path | None) -> int:
         return 0
     iteration: int = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))["iteration"]
     return iteration
-
-
-def _image_rows(folder: Path, files: Sequence[str]) -> list[dict[str, Any]]:
-    wanted = set(files)
-    manifest = json.loads((folder / "images" / "manifest.json").read_text(encoding="utf-8"))
-    return [row for row in manifest if row["file"] in wanted]

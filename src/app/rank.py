@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from src.app import checkpoint
 from src.app.build import build_training
 from src.app.checkpoint import CheckpointError
 from src.app.config import Config, ConfigError, build, refusing
-from src.app.processes import BAD_INPUT, DONE, die_with_parent
+from src.app.processes import BAD_INPUT, DONE, FAILED, die_with_parent
 from src.app.sampling import build_rank_engine
 from src.core.protocols import Cluster, Engine
 from src.parallel.cluster import RankCluster
@@ -46,12 +48,22 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides when to stop, so that a checkpoint is saved
     warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on settings that are chosen on purpose
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    to_parent, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr  # one line tells the parent what went wrong
+    os.dup2(2, 1)  # gloo and NCCL write to it, whatever Python's is
+    code = DONE
     try:
         main(Path(sys.argv[1]))
     except (ConfigError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        code = BAD_INPUT
+        print(error, file=to_parent)
+    except Exception as error:
+        code = FAILED
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=to_parent)
+    to_parent.flush()
     sys.stderr.flush()
-    os._exit(DONE)  # all is said and saved; taking torch, diffusers and Ray apart would cost seconds
+    os._exit(code)  # all is said and saved; taking torch, diffusers and Ray apart would cost seconds

@@ -13,6 +13,7 @@ from typing import Any
 
 from src.core.clock import duration
 from src.core.events import Event, read_jsonl
+from src.core.folders import write_whole
 from src.core.stats import mean
 from src.spot.cost import Ledger
 
@@ -76,7 +77,7 @@ def write_summary(folder: Path, *, ledger: Ledger) -> Summary:
     rows = read_jsonl(metrics) if metrics.is_file() else iter(())
     summary = summarise(read_jsonl(events), rows, ledger=ledger)
     text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-    (folder / "summary.json").write_text(text, encoding="utf-8")
+    write_whole(folder / "summary.json", text)
     return summary
 
 

@@ -24,7 +24,7 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     kept             iteration, seeds: {instance: [seed, ...]}
     audited          iteration, pairs: [{instance, seed, stale, fresh}]
     phase            name, iteration, start_s, end_s                     (what the trainer did)
-    evaluated        iteration, reward, judge, images
+    evaluated        iteration, reward, judge, images: rows of images/manifest.json
     checkpoint_saved iteration, path, bytes, save_s
     stop_requested   signal
     run_ended        status, iteration
@@ -33,6 +33,7 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -46,8 +47,8 @@ Event = Mapping[str, Any]
 class JsonLines:
     """Appends objects to a JSON-lines file, each flushed at once.
 
-    A last line that a killed writer left without its newline is cut off first. Floats read back exactly; NaN
-    and infinities are written as Python's `json` spells them.
+    A last line that a killed writer left without its newline is cut off first. Floats read back exactly. JSON has
+    no NaN and no infinity: fields with such a value are left out, as if they had not been measured.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +58,8 @@ class JsonLines:
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        known = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
+        self._file.write(json.dumps(known, separators=(",", ":"), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""Folders that are either whole or refused: a manifest with the sha256 of every file."""
+"""Files and folders that are either whole or not there: atomic writes, and manifests with the sha256 of every file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.json"
 
@@ -13,23 +14,32 @@ class FolderError(ValueError):
     """A sealed folder is missing, truncated or altered; the message names the file."""
 
 
-def seal(folder: Path) -> None:
-    """Writes the manifest of all files in `folder`. Call it last, before the folder gets its final name."""
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader, or whoever comes after a kill, finds the old or the new content, never a part."""
+    draft = path.with_name(f".{path.name}.partial")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def seal(folder: Path, **facts: str) -> None:
+    """Writes the manifest of all files in `folder`, and what else is to be known of it. Call it last, before the folder
+    gets its final name."""
     files = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
-    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(json.dumps({**facts, "files": files}, indent=2) + "\n", encoding="utf-8")
 
 
-def verify(folder: Path) -> None:
-    """Checks every file of `folder` against its manifest.
+def verify(folder: Path) -> dict[str, Any]:
+    """Checks every file of `folder` against its manifest, and returns the manifest.
 
     Raises:
         FolderError: the folder, its manifest or a file is missing, or a file is not what was sealed.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = dict(manifest["files"])
     except FileNotFoundError:
         raise FolderError(f"{folder / MANIFEST} does not exist") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise FolderError(f"{folder / MANIFEST} is damaged: {error}") from error
     for name, digest in files.items():
         path = folder / name
@@ -37,6 +47,7 @@ def verify(folder: Path) -> None:
             raise FolderError(f"{name} is missing")
         if sha256(path) != digest:
             raise FolderError(f"{name} is truncated or altered (its sha256 differs from the manifest)")
+    return manifest
 
 
 def sha256(path: Path) -> str:

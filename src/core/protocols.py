@@ -14,9 +14,10 @@ from src.core.types import (
     Commit,
     ExploredByInstance,
     PolicyVersion,
+    Prompt,
+    RequestKind,
     SampleRequest,
     SampleResult,
-    SampleSpec,
     Snapshot,
     WorkReport,
 )
@@ -120,13 +121,6 @@ class Cluster(Protocol):
         """Whether the user asked the job to finish and save."""
 
 
-class SeedSource(Protocol):
-    """Gives the seeds to train on. The explored and kept ones if there are any, else random ones."""
-
-    def take(self, iteration: int, instance: int, count: int) -> tuple[int, ...]:
-        """`count` seeds for the prompt at position `instance` of the iteration's batch."""
-
-
 class Updater(Protocol):
     """Gradient steps across the training ranks: accumulation, clipping and recovery live behind it."""
 
@@ -175,8 +169,8 @@ class Explorable(Protocol):
     def publish(self) -> None:
         """Makes the current weights available to the workers, once per version."""
 
-    def spec(self, iteration: int) -> SampleSpec:
-        """How the rollouts of an iteration are denoised; explored seeds must be denoised in the same way."""
+    def request(self, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, seed: int) -> SampleRequest:
+        """A sample of an iteration's batch under the current weights, denoised as that iteration's rollouts are."""
 
     def offer(self, iteration: int, explored: ExploredByInstance) -> None:
         """Hands over what was explored for an iteration's batch, so that it can choose its seeds."""

@@ -6,7 +6,6 @@ decided while the iteration before trained: `src/spot/callback.py` is the callba
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from torch import Tensor
 from src.core.clock import Stopwatch
 from src.core.events import explored_rows
 from src.core.protocols import Cluster, Updater
-from src.core.stats import mean, variance
 from src.core.types import (
     Batch,
+    Explored,
     ExploredByInstance,
     PolicyVersion,
     Prompt,
@@ -32,9 +31,10 @@ from src.core.types import (
 )
 from src.models.adapter import Conditioning, DiTAdapter
 from src.rl.advantages import Advantages, GroupAdvantage
-from src.rl.audit import AuditPair, audit_statistics
+from src.rl.audit import AuditPair, audit_statistics, within_variance
 from src.rl.geometry import BatchGeometry
 from src.rl.loss import LossSums
+from src.rl.metrics import rollout_metrics, update_metrics
 from src.rl.policy_gradient import PolicyGradient, TrainingSet
 from src.rl.rollouts import Pairs, Rollouts
 from src.rl.seed_bank import SeedBank
@@ -57,6 +57,11 @@ class Audit:
     prompts: int
     seeds: int
 
+    def __post_init__(self) -> None:
+        for name, value in (("prompts", self.prompts), ("seeds", self.seeds)):
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+
 
 class FlowGRPO(pl.LightningModule):
     """Flow-GRPO (arXiv 2505.05470) on seeds that were chosen by exploration.
@@ -66,11 +71,10 @@ class FlowGRPO(pl.LightningModule):
         cluster: makes samples and holds the event log.
         adapter: the model that is trained, and its prompt encoder.
         save_weights: writes the trained parameters into a folder and returns their checksum.
-        fingerprint: the arithmetic of this rank; log-probabilities of other arithmetic are computed anew.
         geometry: sizes of the batch. guidance_scale: of classifier-free guidance, 1 for none.
         window: the stochastic steps of an iteration.
-        old_logprob: `rollout` trusts the log-probabilities that came with the samples, `recompute` none of them,
-            `auto` those with this rank's fingerprint.
+        trusts: whether log-probabilities made with the arithmetic of a fingerprint are taken as they came; the others
+            are computed again.
     """
 
     def __init__(
@@ -80,7 +84,6 @@ class FlowGRPO(pl.LightningModule):
         cluster: Cluster,
         adapter: DiTAdapter,
         save_weights: Callable[[Path], str],
-        fingerprint: str,
         geometry: BatchGeometry,
         guidance_scale: float,
         window: StepWindow,
@@ -88,12 +91,10 @@ class FlowGRPO(pl.LightningModule):
         policy_gradient: PolicyGradient,
         seed_bank: SeedBank,
         audit: Audit,
-        old_logprob: str,
+        trusts: Callable[[str], bool],
         optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
     ) -> None:
         super().__init__()
-        if old_logprob not in ("auto", "rollout", "recompute"):
-            raise ValueError(f"algo.old_logprob must be auto, rollout or recompute, got {old_logprob!r}")
         self.automatic_optimization = False
         self.run = identity.run
         self.seed = identity.seed
@@ -106,13 +107,12 @@ class FlowGRPO(pl.LightningModule):
         self.iteration = 0
         """Iterations done. Lightning's global_step stays 0: it sees none of the optimizer steps."""
         self._save_weights = save_weights
-        self._fingerprint = fingerprint
         self._guidance_scale = guidance_scale
         self._window = window
         self._advantage = advantage
         self._policy_gradient = policy_gradient
         self._audit = audit
-        self._old_logprob = old_logprob
+        self._trusts = trusts
         self._make_optimizer = optimizer
         self._published: PolicyVersion | None = None
         self._rollout_rewards: dict[tuple[int, int], float] = {}
@@ -171,7 +171,7 @@ class FlowGRPO(pl.LightningModule):
         cond = self.adapter.encode([batch.prompts[instance].text for instance in rollouts.instances_B])
         spec = self.spec(batch.iteration)
         old_BS = rollouts.log_probs_BS.clone()
-        untrusted = self._untrusted(rollouts)
+        untrusted = [row for row, made_by in enumerate(rollouts.fingerprints_B) if not self._trusts(made_by)]
         if untrusted:
             with watch.phase("recompute"):
                 old_BS[untrusted] = self._log_probs(rollouts, cond, spec, untrusted)[untrusted]
@@ -237,13 +237,6 @@ class FlowGRPO(pl.LightningModule):
         total_BS: Tensor = self.updater.total(log_probs_BS)
         return total_BS
 
-    def _untrusted(self, rollouts: Rollouts) -> list[int]:
-        """Rows whose log-probabilities are computed anew."""
-        if self._old_logprob == "rollout":
-            return []
-        trusted = self._fingerprint if self._old_logprob == "auto" else None
-        return [row for row, made_by in enumerate(rollouts.fingerprints_B) if made_by != trusted]
-
     # ---------------------------------------------------------------- for exploration (core.protocols.Explorable)
 
     @property
@@ -283,30 +276,40 @@ class FlowGRPO(pl.LightningModule):
             for instance in range(self.geometry.prompts_per_iteration)
             for seed in self.seed_bank.take(iteration, instance, self.geometry.group_size)
         }
-        drawn = self.seed_bank.audit(iteration, self._audit.prompts, self._audit.seeds)
+        drawn = self._drawn(iteration)
         seeds = [(instance, found.seed) for instance, explored in drawn.items() for found in explored]
         return [pair for pair in seeds if pair not in kept]
 
     def audit(self, iteration: int, fresh: Mapping[tuple[int, int], float]) -> dict[str, float]:
-        """Rank correlation of stale and fresh rewards, and the reward variance of the kept against random seeds."""
-        known = {**self._rollout_rewards, **fresh}
-        drawn = self.seed_bank.audit(iteration, self._audit.prompts, self._audit.seeds)
+        """Rank correlation of stale and fresh rewards, and the reward variance of the kept and of random seeds.
+
+        A prompt counts only if all its drawn seeds have a fresh reward: kept seeds always have one, so leaving out
+        those that came too late would leave the kept extremes, which correlate better than seeds in general.
+        """
+        known, drawn = {**self._rollout_rewards, **fresh}, self._drawn(iteration)
         pairs = [
             AuditPair(instance, found.seed, found.reward, known[instance, found.seed])
             for instance, explored in drawn.items()
+            if all((instance, found.seed) in known for found in explored)
             for found in explored
-            if (instance, found.seed) in known
         ]
         if not pairs:
             return {}
-        rows = [vars(pair) for pair in pairs]
-        self.cluster.record("audited", iteration=iteration, pairs=rows)
+        self.cluster.record("audited", iteration=iteration, pairs=[vars(pair) for pair in pairs])
+        kept: dict[int, list[float]] = {}
+        for (instance, _), reward in self._rollout_rewards.items():
+            kept.setdefault(instance, []).append(reward)
         statistics = audit_statistics(pairs)
         return {
             "explore/spearman": statistics.spearman,
+            "explore/variance_kept": within_variance(kept.values()),
             "explore/variance_random": statistics.random_variance,
             "explore/audited": float(statistics.pairs),
+            "explore/audit_cut": float(sum(map(len, drawn.values())) - len(pairs)),
         }
+
+    def _drawn(self, iteration: int) -> dict[int, tuple[Explored, ...]]:
+        return self.seed_bank.audit(iteration, self._audit.prompts, self._audit.seeds)
 
     # ---------------------------------------------------------------- Lightning
 
@@ -324,39 +327,3 @@ class FlowGRPO(pl.LightningModule):
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return batch  # prompts are text
-
-
-def rollout_metrics(rollouts: Rollouts, advantages: Advantages) -> dict[str, float]:
-    """Rewards of the iteration's samples, and how much contrast their groups have."""
-    rewards = [[rollouts.rewards_B[row] for row in rows] for rows in rollouts.groups().values()]
-    return {
-        "train/reward": mean(rollouts.rewards_B),
-        "train/samples": float(len(rollouts)),
-        "train/failed_samples": float(rollouts.failed),
-        "train/zero_variance_groups": float(advantages.zero_variance),
-        "explore/variance_kept": mean([variance(group) * len(group) / max(len(group) - 1, 1) for group in rewards]),
-    }
-
-
-def update_metrics(sums: LossSums, first: LossSums, norms: Sequence[float], parameters: int) -> dict[str, float]:
-    """Diagnostics of the iteration's updates; `first` are the sums of the first one, taken before any weight moved.
-
-    The gradient's root mean square is there to be compared with Adam's eps: far below it nothing is learned.
-    """
-    metrics = {"train/updates": float(len(norms))}
-    if not norms:
-        return metrics
-    means = sums.means()
-    return metrics | {
-        "train/grad_norm": mean(norms),
-        "train/grad_rms": mean(norms) / math.sqrt(parameters),
-        "train/ratio": means["ratio"],
-        "train/ratio_first": first.means()["ratio"],
-        "train/abs_log_ratio_first": first.means()["abs_log_ratio"],
-        "train/clip_fraction": means["clipped_low"] + means["clipped_high"],
-        "train/clip_fraction_low": means["clipped_low"],
-        "train/clip_fraction_high": means["clipped_high"],
-        "train/kl": means["kl"],
-        "train/policy_loss": means["policy_loss"],
-        **{f"train/delta_log_prob/{step}": value for step, value in sums.per_step("abs_log_ratio").items()},
-    }

@@ -16,14 +16,13 @@ from typing import Any, Protocol, cast
 import pytorch_lightning as pl
 
 from src.core import seeds
+from src.core.clock import Stopwatch
 from src.core.protocols import Explorable
 from src.core.types import (
     Batch,
     Explored,
     ExploredByInstance,
     PolicyVersion,
-    Prompt,
-    RequestKey,
     RequestKind,
     SampleRequest,
     SampleResult,
@@ -37,9 +36,6 @@ class Exploration(Protocol):
     wait_s: float
     """How long to wait for results when training is over."""
 
-    def explorers(self, live: int) -> int:
-        """Workers to plan for, when `live` are there now."""
-
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
         """Training begins: explore meanwhile."""
 
@@ -51,9 +47,6 @@ class Race:
     """What has come when training ends counts; the rest is dropped."""
 
     wait_s = 0.0
-
-    def explorers(self, live: int) -> int:
-        return live
 
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
         module.cluster.submit(requests)
@@ -67,17 +60,12 @@ class Await(Race):
 
     Args:
         timeout_s: the limit, for each iteration.
-        workers: how many the cluster keeps; those that are just being replaced or starting count too.
     """
 
-    def __init__(self, *, timeout_s: float, workers: int) -> None:
-        if timeout_s <= 0:
+    def __init__(self, *, timeout_s: float) -> None:
+        if not timeout_s > 0:
             raise ValueError(f"explore.await_timeout_s must be positive, got {timeout_s}")
         self.wait_s = timeout_s
-        self._workers = workers
-
-    def explorers(self, live: int) -> int:
-        return self._workers
 
 
 class Replay:
@@ -92,9 +80,6 @@ class Replay:
     def __init__(self, *, source: Callable[[int, PolicyVersion], ExploredByInstance]) -> None:
         self._source = source
 
-    def explorers(self, live: int) -> int:
-        return 0
-
     def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
         """Nothing to do."""
 
@@ -104,23 +89,33 @@ class Replay:
 
 
 class SpotExploration(pl.Callback):
-    """The callback described at the top of this file."""
+    """The callback described at the top of this file.
 
-    def __init__(self, *, planner: Planner, exploration: Exploration) -> None:
+    Args:
+        planner: how many seeds to explore.
+        exploration: where explored rewards come from, and when they count.
+        workers: spot workers that the cluster keeps, those included that are just starting or being replaced:
+            requests that nobody serves cost nothing.
+    """
+
+    def __init__(self, *, planner: Planner, exploration: Exploration, workers: int) -> None:
         self._planner = planner
         self._exploration = exploration
+        self._workers = workers
         self._audits: list[SampleRequest] = []
         self._explores: list[SampleRequest] = []
+        self._watch = Stopwatch()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         module, batch = cast(Explorable, pl_module), cast(Batch, batch)
-        module.publish()
-        workers = self._exploration.explorers(module.cluster.workers())
-        self._audits = audit_requests(module, batch) if workers else []
+        self._watch = Stopwatch()
+        with self._watch.phase("publish"):
+            module.publish()
+        self._audits = audit_requests(module, batch) if self._workers else []
         module.cluster.submit(self._audits)
-        plan = self._planner.plan(Outlook(batch.iteration + 1, len(batch.next_prompts), workers))
+        plan = self._planner.plan(Outlook(batch.iteration + 1, len(batch.next_prompts), self._workers))
         self._explores = explore_requests(module, batch, plan)
         self._exploration.start(module, self._explores)
 
@@ -129,23 +124,28 @@ class SpotExploration(pl.Callback):
     ) -> None:
         module, batch = cast(Explorable, pl_module), cast(Batch, batch)
         metrics: dict[str, float] = {}
+        with self._watch.phase("explore_wait"):
+            explored = self._exploration.finish(module, self._explores) if batch.next_prompts else {}
+            audited = module.cluster.close(self._audits, wait_s=self._exploration.wait_s)
         if batch.next_prompts:
-            explored = self._exploration.finish(module, self._explores)
             module.offer(batch.iteration + 1, explored)
             metrics["explore/requested"] = len(self._explores)
             metrics["explore/explored"] = sum(map(len, explored.values()))
-        audited = module.cluster.close(self._audits, wait_s=self._exploration.wait_s)
         fresh = {(r.key.instance, r.key.seed): r.reward for r in audited if r.error is None}
         metrics |= module.audit(batch.iteration, fresh)
+        metrics |= {f"time/{phase}_s": seconds for phase, seconds in self._watch.seconds.items()}
         module.cluster.log_metrics(batch.iteration + 1, metrics)
 
 
 def explore_requests(module: Explorable, batch: Batch, plan: Sequence[int]) -> list[SampleRequest]:
     """EXPLORE requests for the next batch, the first candidate of every prompt first: fair wherever it is cut off."""
+    iteration = batch.iteration + 1
     return [
-        _request(module, RequestKind.EXPLORE, batch.iteration + 1, instance, batch.next_prompts[instance], index)
+        module.request(
+            RequestKind.EXPLORE, iteration, instance, prompt, seeds.sample_seed(module.seed, iteration, instance, index)
+        )
         for index in range(max(plan, default=0))
-        for instance in range(len(batch.next_prompts))
+        for instance, prompt in enumerate(batch.next_prompts)
         if index < plan[instance]
     ]
 
@@ -153,7 +153,7 @@ def explore_requests(module: Explorable, batch: Batch, plan: Sequence[int]) -> l
 def audit_requests(module: Explorable, batch: Batch) -> list[SampleRequest]:
     """AUDIT requests for uniformly drawn explored seeds of this batch, under this iteration's weights."""
     return [
-        _sample_request(module, RequestKind.AUDIT, batch.iteration, instance, batch.prompts[instance], seed)
+        module.request(RequestKind.AUDIT, batch.iteration, instance, batch.prompts[instance], seed)
         for instance, seed in module.audited_seeds(batch.iteration)
     ]
 
@@ -166,18 +166,3 @@ def explored_by_instance(results: Sequence[SampleResult]) -> ExploredByInstance:
             found = Explored(result.key.seed, result.reward, result.digest)
             explored.setdefault(result.key.instance, []).append(found)
     return explored
-
-
-def _request(
-    module: Explorable, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, index: int
-) -> SampleRequest:
-    seed = seeds.sample_seed(module.seed, iteration, instance, index)
-    return _sample_request(module, kind, iteration, instance, prompt, seed)
-
-
-def _sample_request(
-    module: Explorable, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, seed: int
-) -> SampleRequest:
-    spec = module.spec(iteration)
-    key = RequestKey(module.run, iteration, kind, instance, seed, module.policy, spec.steps)
-    return SampleRequest(key, prompt, spec)

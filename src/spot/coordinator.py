@@ -36,6 +36,8 @@ from src.spot.scheduler import Scheduler
 EVENTS_FILE = "events.jsonl"
 METRICS_FILE = "metrics.jsonl"
 WEIGHTS_FOLDER = "weights"
+HEARTBEATS = 5
+"""Signs of life that fit into the silence after which a worker counts as frozen: some may be late or lost."""
 NEWS_KEPT = 20_000
 """Rows of news that a slow reader may lag behind before it misses some."""
 
@@ -67,6 +69,8 @@ class Introduction:
     """Where policies are published."""
     elapsed_s: float
     """Seconds since the start of the run."""
+    heartbeat_s: float
+    """How often to show signs of life."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ class Coordinator:
         self._members: dict[str, Joined] = {}
         self._noticed: set[str] = set()
         self._expected_s: dict[str, float] = {}
+        self._staff: int | None = None
         self._results: dict[RequestKey, SampleResult] = {}
         self._retired: list[PolicyVersion] = []
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=NEWS_KEPT)
@@ -156,13 +161,23 @@ class Coordinator:
         self.resume(iteration)
 
     def introduce(self) -> Introduction:
-        return Introduction(self._run, self._incarnation, self._weights_root, self.now())
+        heartbeat_s = self._scheduler.heartbeat_timeout_s / HEARTBEATS
+        return Introduction(self._run, self._incarnation, self._weights_root, self.now(), heartbeat_s)
 
     # Workers
 
     def expect(self, worker: str) -> None:
         """The worker is wanted from now on: the log tells how long it took to its first lease."""
         self._expected_s[worker] = self.now()
+
+    def staff(self, workers: int) -> None:
+        """So many spot workers live or are still to come, says who starts them."""
+        self._staff = workers
+
+    @property
+    def is_forsaken(self) -> bool:
+        """No spot worker lives, and none is to come."""
+        return self._staff == 0 and self.workers() == 0
 
     def join(self, joined: Joined) -> Introduction:
         """The worker is a member from now on."""
@@ -208,9 +223,10 @@ class Coordinator:
             if isinstance(action, m.Finish):
                 self.record("lease_done", **_describe(worker, action.lease), **asdict(report))
 
-    def tick(self) -> None:
-        """To be called a few times a second: finds frozen workers and leases that are over."""
-        self._do(m.Tick())
+    def tick(self) -> bool:
+        """To be called a few times a second: finds frozen workers and leases that are over. Returns whether there were
+        any."""
+        return bool(self._do(m.Tick()))
 
     def is_wanted(self, worker: str) -> bool:
         """Whether the worker may get leases: it is a member and under no notice."""
@@ -251,6 +267,12 @@ class Coordinator:
         results = [self._results.pop(key) for key in keys if key in self._results]
         self._do(m.Close(keys))
         return results
+
+    def give_up(self, keys: Iterable[RequestKey]) -> None:
+        """Nobody waits any longer for those that have no result: no worker is left to make them."""
+        missing = Counter((key.kind, key.iteration) for key in keys if key not in self._results)
+        for (kind, iteration), count in missing.items():
+            self.record("wait_given_up", **_batch(kind, iteration), missing=count)
 
     def stop(self, signal: str) -> None:
         """The user wants the job to finish and save."""

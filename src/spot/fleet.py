@@ -45,6 +45,8 @@ _MAX_FAILURES = 3
 """Workers in one slot that may fail by themselves, one after the other, before it is left empty."""
 _LOOK_S = 0.2
 """How often the fleet looks around, if nothing happens."""
+_PATIENCE_S = 2.0
+"""How long the fleet waits at its end for a coordinator that may be frozen."""
 
 
 class _Process:
@@ -131,6 +133,7 @@ class Fleet:
         self._starting: dict[Any, _Slot] = {}  # by the reference that resolves when its process is ready
         self._lives: dict[tuple[str, int], int] = {}  # how many workers each slot of each node has had
         self._present: set[str] = set()  # nodes on which workers are to run
+        self._staff: int | None = None  # what the coordinator was told
         self._spares: deque[_Process] = deque()
         self._ending = threading.Event()
         self._coordinator_lost = threading.Event()
@@ -170,6 +173,7 @@ class Fleet:
         host = ray.remote(Host).options(name=session.COORDINATOR, num_cpus=0, max_restarts=0)
         self.host = host.remote()
         call(self.host.begin, self._make_coordinator)
+        self._host_pid = call(self.host.pid)
         self._alive = self.host.run.remote()
         self._losses = self.host.losses.remote()
         self._now = RunClock(elapsed_s=call(self.host.introduce).elapsed_s)
@@ -204,8 +208,11 @@ class Fleet:
         """Ends every process of the job, also those that others started since `__enter__`, and cleans up."""
         self._ending.set()
         if self._watcher is not None:
-            self._watcher.join()
-        ray.shutdown()
+            self._watcher.join(_PATIENCE_S)
+            if self._watcher.is_alive():  # it waits for an answer
+                os.kill(self._host_pid, signal.SIGKILL)
+                self._watcher.join(_PATIENCE_S)
+        session.stop()
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         self._reaper.wait()
@@ -248,26 +255,42 @@ class Fleet:
 
     def _watch(self) -> None:
         """Plays the market, waits for workers and coordinator to end, and deals with it."""
-        try:
-            while not self._ending.is_set():
-                references = [self._alive, self._losses, *self._slots, *self._starting]
-                for reference in ray.wait(references, timeout=self._pause_s())[0]:
-                    if reference in self._slots:
-                        self._replace(self._slots.pop(reference), reference)
-                    elif reference in self._starting:
-                        self._run(self._starting.pop(reference))
-                    else:
-                        self._kill_lost(ray.get(reference))
-                        self._losses = self.host.losses.remote()
-                if self._market is not None:
-                    self._follow(self._market.handle(self._now(), mk.Tick()))
-                self._keep_spares()
-        except (ray.exceptions.RayActorError, CoordinatorLost):
-            self._coordinator_lost.set()
-        except ray.exceptions.RayError:
-            log.exception("the coordinator failed")
-            ray.kill(self.host)  # so that the ranks see it, too
-            self._coordinator_lost.set()
+        while not (self._ending.is_set() or self._coordinator_lost.is_set()):
+            try:
+                self._look()
+            except (ray.exceptions.RayActorError, CoordinatorLost):
+                self._coordinator_lost.set()
+            except ray.exceptions.RayError:
+                log.exception("the coordinator failed")
+                ray.kill(self.host)  # so that the ranks see it, too
+                self._coordinator_lost.set()
+            except Exception:  # whatever it is: without this thread nobody would replace workers any more
+                log.exception("the fleet goes on after an error")
+                self._ending.wait(_LOOK_S)
+
+    def _look(self) -> None:
+        """Waits a moment for something to happen, and deals with it."""
+        references = [self._alive, self._losses, *self._slots, *self._starting]
+        for reference in ray.wait(references, timeout=self._pause_s())[0]:
+            if reference in self._slots:
+                self._replace(self._slots.pop(reference), reference)
+            elif reference in self._starting:
+                self._run(self._starting.pop(reference))
+            else:
+                self._kill_lost(ray.get(reference))
+                self._losses = self.host.losses.remote()
+        if self._market is not None:
+            self._follow(self._market.handle(self._now(), mk.Tick()))
+        self._keep_spares()
+        self._tell_staff()
+
+    def _tell_staff(self) -> None:
+        """Tells the coordinator how many workers live or are to come, on nodes that will return too."""
+        away = [] if self._market is None else [node for node in self._market.nodes if node not in self._present]
+        staff = len(self._slots) + len(self._starting) + self._spot_workers * len(away)
+        if staff != self._staff:
+            self._staff = staff
+            self.host.staff.remote(staff)
 
     def _pause_s(self) -> float:
         next_s = math.inf if self._market is None else self._market.next_s - self._now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,9 +34,11 @@ class Host:
         """Lets time pass. Never returns: the call fails when this process does, and tells who waits for it."""
         while True:
             await asyncio.sleep(_TICK_S)
-            self._coordinator.tick()
-            if self._coordinator.lost or self._coordinator.granted:
+            if self._coordinator.tick():
                 self._wake()
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def introduce(self) -> Introduction:
         return self._coordinator.introduce()
@@ -62,6 +65,10 @@ class Host:
 
     async def expect(self, worker: str) -> None:
         self._coordinator.expect(worker)
+
+    async def staff(self, workers: int) -> None:
+        self._coordinator.staff(workers)
+        self._wake()
 
     async def notice(self, worker: str, grace_s: float) -> None:
         self._coordinator.notice(worker, grace_s)
@@ -94,10 +101,13 @@ class Host:
         self._wake()
 
     async def close(self, keys: Sequence[RequestKey], wait_s: float) -> list[SampleResult]:
-        """Waits at most `wait_s` seconds for the keys' results, hands out those that came, forgets the
-        rest."""
-        await self._until(lambda: self._coordinator.complete(keys), wait_s)
-        return self._coordinator.close(keys)
+        """Waits at most `wait_s` seconds for the keys' results, hands out those that came, forgets the rest. Waits no
+        longer than there is a spot worker, or one to come."""
+        coordinator = self._coordinator
+        await self._until(lambda: coordinator.complete(keys) or coordinator.is_forsaken, wait_s)
+        if wait_s > 0 and coordinator.is_forsaken:
+            coordinator.give_up(keys)
+        return coordinator.close(keys)
 
     async def workers(self) -> int:
         return self._coordinator.workers()

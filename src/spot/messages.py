@@ -184,7 +184,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Fail:
-    """The request was tried often enough."""
+    """The request was tried often enough: so many attempts failed by themselves."""
 
     key: RequestKey
     attempts: int

@@ -155,7 +155,8 @@ class FileSigns:
 class Sigterm:
     """Takes SIGTERM for a notice, as Slurm, Kubernetes and a VM's shutdown send it.
 
-    To be made in the main thread, as a context: the signal is handled in between. Whoever sends it twice gets two.
+    To be made in the main thread, as a context: the signal is unblocked and handled in between. Whoever sends it twice
+    gets two.
 
     Args:
         node: this node.
@@ -169,9 +170,11 @@ class Sigterm:
 
     def __enter__(self) -> Sigterm:
         self._before = signal.signal(signal.SIGTERM, self._handle)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see session.start
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.signal(signal.SIGTERM, self._before)
 
     def wait(self, timeout_s: float) -> Notice | None:

@@ -24,7 +24,6 @@ class WorkerSettings:
     niceness: int = 10
     cpus: tuple[int, ...] = ()
     threads: int = 1
-    heartbeat_s: float = 2.0
     commit_every: int = 0
     """Denoising steps from commit to commit; 0 commits at a notice only."""
     grace_s: float = 30.0
@@ -61,7 +60,6 @@ class SpotProcess:
                 member=member,
                 engine=built,
                 transport=RayTransport(host),
-                heartbeat_s=settings.heartbeat_s,
                 commit_every=settings.commit_every,
                 notices=notices,
             ).run()

@@ -63,6 +63,8 @@ def reap(scratch: Path, *, spare: Collection[int]) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole job: it ends later, and needs its reaper then
     folder, parent = Path(sys.argv[1]), os.getppid()
     sys.stdin.buffer.read()
     reap(folder, spare=(os.getpid(), parent))  # the parent still lives after an orderly end

@@ -1,8 +1,8 @@
 """The queue: which worker makes which samples, told as a pure state machine.
 
 `Scheduler.handle(now_s, event) -> actions` reads no clock, starts no thread and does no input or output, so
-the real driver, a simulation and a test run the very same decisions. Every event costs amortised constant
-time per request it names; only `Publish` looks at all open leases.
+the real driver, a simulation and a test run the very same decisions. An event costs amortised constant time per
+request it names, and whatever may free work looks at each waiting worker; `Publish` looks at all open leases.
 
 Rules
 - Workers pull. A worker that finds nothing waits, in order of arrival, until a request comes that it may
@@ -12,7 +12,12 @@ Rules
   is at most one publication behind when it is submitted.
 - A lease holds requests of one kind, policy, spec and committed step: as many as `sizing` says.
 - A lease ends with its results, with its worker, or when it made no step for `lease_s`. What it leaves unfinished
-  goes back to the head of the queue; after `max_attempts` leases a request has failed for good.
+  goes back to the head of the queue.
+- A request is attempted `max_attempts` times. An attempt counts when it fails by itself: its result is an error or is
+  rejected, or its worker fails by itself. A preemption, kill, freeze or missed deadline says nothing about the request
+  and counts for nothing; but after `max_leases` leases, whatever became of them, it is given up too.
+- Among equally urgent requests a worker gets those last whose attempt it has just spoilt, and others who wait for
+  them go first.
 - A commit counts if it comes from the worker that holds the request and is ahead of the one before. A request goes on
   from its commit, on any worker; its key names its policy, so never under another one. A sample that failed starts
   from the beginning.
@@ -25,7 +30,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -83,6 +88,10 @@ class _Task:
     done: bool = False
     """It has a result, or has failed."""
     commit: Commit | None = None
+    failures: int = 0
+    """Attempts that count."""
+    spoilt_by: str = ""
+    """The worker of the last of them."""
     error: str = "no result came back"
 
     @property
@@ -117,9 +126,11 @@ class Scheduler:
     """See the rules at the top of this module.
 
     Args:
-        lease_s: how long a worker may hold a lease without making a step.
+        lease_s: how long a worker may hold a lease without making a step. Long beside anything that it does meanwhile
+            (loading weights, a step, decoding and scoring): who dies or freezes is found by its heartbeats, earlier.
         heartbeat_timeout_s: silence after which a watched worker counts as frozen.
-        max_attempts: leases per request.
+        max_attempts: failures of a request.
+        max_leases: leases of a request, so that none goes round for ever.
         keep_versions: published policies that are never retired, counted from the newest.
         lease_target_s: what a lease should take; 0 makes every lease one forward pass.
     """
@@ -130,6 +141,7 @@ class Scheduler:
         lease_s: float = 120.0,
         heartbeat_timeout_s: float = 10.0,
         max_attempts: int = 5,
+        max_leases: int = 50,
         keep_versions: int = 3,
         lease_target_s: float = 0.0,
     ) -> None:
@@ -138,6 +150,8 @@ class Scheduler:
                 raise ValueError(f"{name} must be positive, got {value}")
         if max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
+        if max_leases < max_attempts:
+            raise ValueError(f"max_leases must be at least max_attempts={max_attempts}, got {max_leases}")
         if keep_versions < 2:
             raise ValueError(f"keep_versions must be at least 2, got {keep_versions}: EXPLORE may be one behind")
         if not lease_target_s >= 0:
@@ -146,6 +160,7 @@ class Scheduler:
         self.lease_target_s = lease_target_s
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.max_attempts = max_attempts
+        self.max_leases = max_leases
         self.keep_versions = keep_versions
         self._versions: dict[PolicyVersion, str] = {}  # version -> checksum, oldest first
         self._tasks: dict[RequestKey, _Task] = {}
@@ -349,33 +364,34 @@ class Scheduler:
     def _results(self, now_s: float, worker: str, lease: int, results: Sequence[SampleResult]) -> list[Action]:
         self._heard(now_s, worker)
         actions: list[Action] = []
+        spoilt: set[RequestKey] = set()
         open_ = self._leases.get(lease)
         outstanding = open_ is not None and open_.worker == worker
         for result in results:
             task = self._tasks.get(result.key)
-            reason = self._objection(task, worker, lease, result)
+            error, reason = result.error, self._objection(task, worker, lease, result)
             if reason == "unknown" and open_ is not None and outstanding:
                 reason = "closed" if any(r.key == result.key for r in open_.lease.requests) else reason
             if reason is not None:
                 actions.append(Reject(worker, result.key, reason))
-                if task is not None and task.holder == lease:
-                    task.error = f"result of {worker} rejected: {reason}"
-            elif task is not None and result.error is not None:
-                task.error = result.error
-                if task.holder == lease:
-                    task.commit = None
-            elif task is not None:
+                error = f"result of {worker} rejected: {reason}"
+            elif task is not None and error is None:
                 self._settle(task)
                 actions.append(Accept(result))
+            if task is not None and task.holder == lease and outstanding and error is not None:
+                spoilt.add(result.key)
+                task.error = error
+                if reason is None:
+                    task.commit = None
         if open_ is not None and outstanding:
-            actions += self._returned(now_s, open_)
+            actions += self._returned(now_s, open_, spoilt)
         return actions + self._dispatch(now_s)
 
-    def _returned(self, now_s: float, open_: _Open) -> list[Action]:
+    def _returned(self, now_s: float, open_: _Open, spoilt: Set[RequestKey]) -> list[Action]:
         """The lease came back from its worker."""
         worker, lease = self._workers[open_.worker], open_.lease
         if open_.worker in self._noticed and self._held(open_):
-            revoke, failed = self._revoke(lease.id, "preempted", in_hand=0)
+            revoke, failed = self._revoke(lease.id, "preempted", spoilt, in_hand=0)
             return [revoke, *failed]
         worker.speed.measured(
             now_s - open_.granted_s,
@@ -383,7 +399,7 @@ class Scheduler:
             steps=lease.requests[0].spec.steps - lease.step,
         )
         self._end(open_)
-        return [Finish(open_.worker, lease), *self._give_back(lease)]
+        return [Finish(open_.worker, lease), *self._give_back(open_, spoilt)]
 
     def _objection(self, task: _Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
         """Why a result does not count, or None."""
@@ -407,18 +423,20 @@ class Scheduler:
         return self._dispatch(now_s)
 
     def _dispatch(self, now_s: float) -> list[Action]:
-        """Gives work to those who wait, in order of arrival."""
-        grants = []
-        for name in self._waiting:
-            if not self._queue:
-                break
-            if batch := self._take(self._workers[name]):
-                grants.append(self._grant(now_s, name, batch))
-        for grant in grants:
-            del self._waiting[grant.worker]
+        """Gives work to those who wait, in order of arrival; what they spoilt themselves only if nobody else takes
+        it."""
+        if not self._queue:
+            return []
+        grants = [
+            self._grant(now_s, name, batch)
+            for choosy in (True, False)
+            for name in list(self._waiting)
+            if self._queue and (batch := self._take(name, choosy=choosy))
+        ]
         return list(grants)
 
-    def _take(self, worker: _Worker) -> tuple[SampleRequest, ...]:
+    def _take(self, name: str, *, choosy: bool) -> tuple[SampleRequest, ...]:
+        worker = self._workers[name]
         return self._queue.take(
             worker.kinds,
             lambda kind, queued, steps: lease_size(
@@ -429,6 +447,8 @@ class Scheduler:
                 speed=worker.speed,
                 target_s=self.lease_target_s,
             ),
+            worker=name,
+            choosy=choosy,
         )
 
     def _grant(self, now_s: float, worker: str, batch: tuple[SampleRequest, ...]) -> Grant:
@@ -439,6 +459,7 @@ class Scheduler:
         self._next_lease += 1
         self._leases[lease.id] = _Open(worker, lease, now_s, deadline_s, lease.step)
         self._workers[worker].leases.add(lease.id)
+        del self._waiting[worker]
         after = {task.granted[-1][1] for task in tasks if task.granted}
         for task in tasks:
             task.holder = lease.id
@@ -455,9 +476,13 @@ class Scheduler:
         if open_.worker in self._workers:
             self._workers[open_.worker].leases.discard(open_.lease.id)
 
-    def _revoke(self, lease: int, reason: str, *, in_hand: int = 1) -> tuple[Revoke, list[Fail]]:
+    def _revoke(
+        self, lease: int, reason: str, spoilt: Set[RequestKey] = frozenset(), *, in_hand: int = 1
+    ) -> tuple[Revoke, list[Fail]]:
         """Ends a lease; `in_hand` steps beyond what its worker told were begun."""
         open_ = self._leases[lease]
+        if reason == "failed":
+            spoilt = {request.key for request in open_.lease.requests}
         unfinished = committed = lost = 0
         for request in open_.lease.requests:
             task = self._tasks.get(request.key)
@@ -465,30 +490,40 @@ class Scheduler:
                 unfinished += 1
                 committed += task.step - open_.lease.step
                 lost += min(open_.step + in_hand, request.spec.steps) - task.step
-                task.error = f"lease of {open_.worker} ended: {reason}"
+                if request.key not in spoilt or reason == "failed":
+                    task.error = f"lease of {open_.worker} ended: {reason}"
         self._end(open_)
         revoke = Revoke(open_.worker, open_.lease, unfinished, reason, committed, lost)
-        return revoke, self._give_back(open_.lease)
+        return revoke, self._give_back(open_, spoilt)
 
-    def _give_back(self, lease: Lease) -> list[Fail]:
-        """Puts what the lease left unfinished back to the head of its queue, in order, or gives it up."""
+    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[Fail]:
+        """Puts what the lease left unfinished back to the head of its queue, in order, or gives it up.
+
+        `spoilt` are those whose attempt counts.
+        """
         failed = []
-        for request in reversed(lease.requests):
+        for request in reversed(open_.lease.requests):
             task = self._tasks.get(request.key)
-            if task is None or task.holder != lease.id:
+            if task is None or task.holder != open_.lease.id:
                 continue
             task.holder = None
-            attempts = len(task.granted)
-            if attempts >= self.max_attempts:
-                self._settle(task)
-                failed.append(Fail(request.key, attempts, task.error))
+            if request.key in spoilt:
+                task.failures += 1
+                task.spoilt_by = open_.worker
+            if task.failures >= self.max_attempts:
+                failed.append(Fail(request.key, task.failures, task.error))
+            elif len(task.granted) >= self.max_leases:
+                error = f"given up after {len(task.granted)} leases: {task.error}"
+                failed.append(Fail(request.key, task.failures, error))
             else:
-                self._queue.prepend(request, task.step)
+                self._queue.prepend(request, task.step, task.spoilt_by)
+                continue
+            self._settle(task)
         return failed[::-1]
 
     def _settle(self, task: _Task) -> None:
         """The request needs no more work, wherever it is."""
-        self._queue.discard(task.request, task.step)
+        self._queue.discard(task.request, task.step, task.spoilt_by)
         task.done = True
         task.holder = None
         task.commit = None

@@ -36,6 +36,7 @@ def environment(scratch: Path) -> dict[str, str]:
     return {
         JOB_VARIABLE: str(scratch),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # 15 by default, for every actor: the trainer waits for the coordinator
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }
 
@@ -59,7 +60,7 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
     """Starts Ray (takes seconds) and returns its address."""
     # Ray prints a paragraph for every process that is killed, straight to stdout. Here that is daily business.
     ray._private.worker._worker_logs_enabled = False
-    with _own_sigterm_handler():
+    with _own_sigterm_handler(), _sigterm_blocked():
         context = ray.init(
             "local",
             num_cpus=1,  # our actors take no share of a CPU; for each, Ray would start an idle process
@@ -77,6 +78,15 @@ def start(scratch: Path, *, object_store_bytes: int) -> str:
     return address
 
 
+def stop() -> None:
+    """Ends Ray, if it was started."""
+    node = ray._private.worker._global_node
+    if node is not None:  # its daemons do not hear the SIGTERM after which Ray would wait a second for each of them
+        kill = node.kill_all_processes
+        node.kill_all_processes = lambda **options: kill(**{**options, "allow_graceful": False})
+    ray.shutdown()
+
+
 def connect(address: str) -> Any:
     """Connects a training rank to the job's Ray and returns the coordinator's actor."""
     with _own_sigterm_handler():
@@ -88,5 +98,22 @@ def connect(address: str) -> Any:
 def _own_sigterm_handler() -> Iterator[None]:
     """Keeps this process's handler, which Ray would replace."""
     kept = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, kept)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+
+
+@contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """What is started meanwhile, and whatever that starts, never sees a SIGTERM unless it unblocks it.
+
+    Batch systems and init send it to all processes of a job at once; Ray and coordinator must outlive it, so that the
+    training rank can finish and save. (SIGINT is blocked in Ray's processes by Ray itself.) This process gets what
+    came meanwhile right after.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,7 +1,7 @@
 """Published policy weights: one folder per version, complete or absent, and never changed.
 
-    <root>/0.7/            what `save` wrote (safetensors and such)
-    <root>/0.7/manifest.json   {"version": "0.7", "checksum": ..., "files": {name: sha256}}
+    <root>/0.7/                what `save` wrote (safetensors and such)
+    <root>/0.7/manifest.json   {"version": "0.7", "checksum": ..., "files": {name: sha256}}, see core.folders
 
 A version is written beside its final place and renamed, so that a reader sees all of it or nothing. It is not
 synced to disk: after a power cut the job goes on from its checkpoint and publishes anew.
@@ -9,16 +9,13 @@ synced to disk: after a power cut the job goes on from its checkpoint and publis
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from src.core import folders
 from src.core.types import PolicyVersion
-
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,8 @@ def publish(root: Path, version: PolicyVersion, save: Callable[[Path], str]) -> 
     draft = root / f".{version}"
     draft.mkdir()
     checksum = save(draft)
-    files = {str(path.relative_to(draft)): _sha256(path) for path in _files(draft)}
-    size_bytes = sum(path.stat().st_size for path in _files(draft))
-    manifest = {"version": str(version), "checksum": checksum, "files": files}
-    (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    size_bytes = sum(path.stat().st_size for path in draft.iterdir())
+    folders.seal(draft, version=str(version), checksum=checksum)
     folder = folder_of(root, version)
     draft.rename(folder)
     return Published(version, folder, checksum, size_bytes)
@@ -60,25 +55,18 @@ def publish(root: Path, version: PolicyVersion, save: Callable[[Path], str]) -> 
 def verify(root: Path, version: PolicyVersion) -> Published:
     """Reads a published version and checks each of its files.
 
-    Raises ValueError that names the folder or file which is missing, unreadable or not as it was published.
+    Raises:
+        FolderError: it is missing, not as it was published, or another version; the message names folder and file.
     """
     folder = folder_of(root, version)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        published, checksum, files = manifest["version"], manifest["checksum"], dict(manifest["files"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"weights {version} in {folder} have no readable manifest: {error}") from error
-    if published != str(version):
-        raise ValueError(f"weights in {folder} say that they are version {published}")
-    size_bytes = 0
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ValueError(f"weights {version}: {path} is missing")
-        if _sha256(path) != expected:
-            raise ValueError(f"weights {version}: {path} is not what was published (sha256 differs)")
-        size_bytes += path.stat().st_size
-    return Published(version, folder, checksum, size_bytes)
+        manifest = folders.verify(folder)
+    except folders.FolderError as error:
+        raise folders.FolderError(f"weights {version} in {folder}: {error}") from error
+    if manifest.get("version") != str(version):
+        raise folders.FolderError(f"weights in {folder} say that they are version {manifest.get('version')}")
+    size_bytes = sum((folder / name).stat().st_size for name in manifest["files"])
+    return Published(version, folder, manifest["checksum"], size_bytes)
 
 
 def remove(root: Path, old: Iterable[PolicyVersion]) -> None:
@@ -97,12 +85,3 @@ def versions(root: Path) -> list[PolicyVersion]:
         incarnation, iteration = folder.name.split(".")
         found.append(PolicyVersion(int(incarnation), int(iteration)))
     return sorted(found)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

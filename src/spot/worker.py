@@ -54,7 +54,6 @@ class Worker:
     """One engine that serves whatever it is leased.
 
     Args:
-        heartbeat_s: seconds between signs of life.
         commit_every: denoising steps from commit to commit; 0 commits at a notice only.
         notices: what may tell that the node will be taken away.
     """
@@ -65,7 +64,6 @@ class Worker:
         member: Member,
         engine: Engine,
         transport: Transport,
-        heartbeat_s: float = 2.0,
         commit_every: int = 0,
         notices: Sequence[NoticeSource] = (),
         now: Clock = monotonic_s,
@@ -74,7 +72,6 @@ class Worker:
         self._member = member
         self._engine = engine
         self._transport = transport
-        self._heartbeat_s = heartbeat_s
         self._commit_every = commit_every
         self._notices = notices
         self._now = now
@@ -85,11 +82,15 @@ class Worker:
     def join(self) -> None:
         engine = self._engine
         joined = Joined(self._member, os.getpid(), engine.batch_size, engine.fingerprint)
-        self._weights_root = self._transport.join(joined).weights_root
+        introduction = self._transport.join(joined)
+        self._weights_root = introduction.weights_root
+        self._heartbeat_s = introduction.heartbeat_s
 
     def run(self) -> None:
-        """Joins and serves until it is told to end, by the coordinator or by a notice. Raises what the engine raises:
-        the worker is then lost."""
+        """Joins and serves until it is told to end, by the coordinator or by a notice.
+
+        Raises what the engine raises, and ValueError if weights are not what was published: the worker is then lost.
+        """
         self.join()
         with self._watching():
             while not self._noticed.is_set() and (lease := self._transport.pull(self.name)) is not None:
@@ -101,9 +102,7 @@ class Worker:
             self._transport.push(self.name, lease.id, (), _NOTHING)
             return
         if lease.policy != self._held:
-            self._held = None  # a load that fails half-way leaves no policy in the engine
-            self._engine.load_weights(weights.verify(self._weights_root, lease.policy).folder)
-            self._held = lease.policy
+            self._load(lease.policy)
         results, report = self._engine.serve(
             lease.requests,
             self.name,
@@ -113,6 +112,17 @@ class Worker:
             should_yield=self._noticed.is_set,
         )
         self._transport.push(self.name, lease.id, results, report)
+
+    def _load(self, policy: PolicyVersion) -> None:
+        self._held = None  # a load that fails half-way leaves no policy in the engine
+        published = weights.verify(self._weights_root, policy)
+        checksum = self._engine.load_weights(published.folder)
+        if checksum != published.checksum:  # all that it would make would be rejected
+            raise ValueError(
+                f"weights {policy}: the engine holds {checksum} after loading {published.folder}, "
+                f"but {published.checksum} was published"
+            )
+        self._held = policy
 
     def _tell(self, lease: int, step: int, commits: Sequence[Commit]) -> None:
         now_s = self._now()

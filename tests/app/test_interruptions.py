@@ -43,6 +43,11 @@ def pid_of(folder: Path, role: str) -> int:
     return pid
 
 
+def niceness(pid: int) -> int:
+    """The larger, the more it yields the CPU to others."""
+    return os.getpriority(os.PRIO_PROCESS, pid)
+
+
 def explores(folder: Path) -> bool:
     """Both workers have explored."""
     done = {e["worker"] for e in of_kind(folder, "lease_done") if e["request_kind"] == "explore"}
@@ -129,6 +134,9 @@ def test_a_killed_parent_leaves_nothing(tmp_path):
         scratch = scratch_of(parent.pid)
         wait_for("exploration", lambda: explores(folder))
         assert len(living(scratch)) >= 6  # rank, coordinator, two workers, Ray's own
+        own = niceness(os.getpid())
+        assert niceness(pid_of(folder, "reserved")) == niceness(coordinator_of(scratch, folder)) == own
+        assert niceness(pid_of(folder, "spot")) == own + 1  # cluster.nice
         kill(parent.pid)
         code, _, _ = finish(parent)
         assert code == -signal.SIGKILL

@@ -22,7 +22,7 @@ ULYSSES = "parallel=ulysses"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("trainer.devices=2",), r"parallel=single trains on one device .*, got trainer.devices=2"),
+        (("trainer.devices=2",), r"trainer.devices must be 1 for one rank .*, got 2"),
         ((ULYSSES, "trainer.devices=3", "parallel.sp_degree=2"), r"parallel.sp_degree must divide .*=3, got 2"),
         ((ULYSSES, "trainer.devices=8", "parallel.sp_degree=8"), r"at most the model's \d attention heads, got 8"),
         ((ULYSSES, "trainer.devices=100"), r"an update trains on \d+ .* pairs, too few for 100 data-parallel ranks"),
@@ -110,26 +110,27 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, devic
 
     monkeypatch.setattr(job.subprocess, "Popen", popen)
     config = {"trainer": {"devices": devices}, "parallel": {"threads": 1}}
-    with job.Ranks(RunPlan(config, tmp_path, None)) as ranks:
+    with job.Ranks(RunPlan(config, tmp_path)) as ranks:
         ranks.send_start("nowhere")
         while ranks.running():
             time.sleep(0.01)
-    return ranks.failure
+        return ranks.failure()
 
 
 def test_ranks_that_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    program = "place = [os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')]\nprint(place, sys.stdin.readline())"
+    place = "[os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')]"
+    program = f"print({place}, sys.stdin.readline(), file=sys.stderr)"
     assert outcome(tmp_path, monkeypatch, program) is None
     for rank, name in enumerate(("rank.log", "rank1.log", "rank2.log")):
         assert (tmp_path / name).read_text().startswith(f'[\'{rank}\', \'3\'] {{"address": "nowhere", "resume": null}}')
 
 
 def test_the_rank_that_failed_is_named_and_not_those_that_we_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    failure = outcome(tmp_path, monkeypatch, "if rank == 1:\n    sys.exit('no memory')\ntime.sleep(60)")
+    failure = outcome(tmp_path, monkeypatch, "if rank == 1:\n    print('no memory')\n    sys.exit(1)\ntime.sleep(60)")
     assert str(failure).startswith("training rank 1 failed: no memory (see ")
 
 
 def test_bad_input_is_what_the_user_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    failure = outcome(tmp_path, monkeypatch, "print('error: model.path is wrong', file=sys.stderr)\nsys.exit(2)")
+    failure = outcome(tmp_path, monkeypatch, "print('model.path is wrong')\nsys.exit(2)")
     assert isinstance(failure, ConfigError)
     assert str(failure) == "model.path is wrong"

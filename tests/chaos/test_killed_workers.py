@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from src.core.clock import monotonic_s, sleep_s
-from tests.app.processes import assert_gone, events, kill, scratch_of, started
+from tests.app.processes import EAGER, assert_gone, events, kill, scratch_of, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -109,7 +109,7 @@ class Outcome:
 
 def chaos_run(folder: Path, number: int) -> Outcome:
     killer = Killer(folder, triggers(number))
-    with started(folder, "debug=fast", f"seed={number}") as parent:
+    with started(folder, "debug=fast", EAGER, f"seed={number}") as parent:
         scratch = scratch_of(parent.pid)
         deadline_s = monotonic_s() + RUN_TIMEOUT_S
         while parent.poll() is None and monotonic_s() < deadline_s:

@@ -89,7 +89,6 @@ class Run:
 def run(tmp_path_factory):
     from src.spot.client import RayCluster
     from src.spot.fleet import Fleet
-    from src.spot.process import WorkerSettings
 
     folder = tmp_path_factory.mktemp("run")
     engine = make_engine()
@@ -97,7 +96,6 @@ def run(tmp_path_factory):
         coordinator=partial(make_coordinator, folder),
         engine=make_engine,
         spot_workers=2,
-        settings=WorkerSettings(heartbeat_s=0.3),
     )
     with fleet:
         fleet.start()

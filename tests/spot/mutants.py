@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
-from src.core.types import Commit, Lease, RequestKey, SampleResult
+from src.core.types import Commit, RequestKey, SampleRequest, SampleResult
 from src.spot import messages as m
 from src.spot.scheduler import Scheduler, _Open, _Task
 
@@ -23,7 +23,7 @@ class DispatchesAfterTheNotice(Scheduler):
 class LosesWhatWasLeased(Scheduler):
     """What a lost lease held is never made."""
 
-    def _give_back(self, lease: Lease) -> list[m.Fail]:
+    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
         return []
 
 
@@ -45,22 +45,43 @@ class GoesBack(Scheduler):
 class ForgetsProgress(Scheduler):
     """A request that comes back starts from the beginning."""
 
-    def _give_back(self, lease: Lease) -> list[m.Fail]:
-        for request in lease.requests:
+    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+        for request in open_.lease.requests:
             task = self._tasks.get(request.key)
-            if task is not None and task.holder == lease.id:
+            if task is not None and task.holder == open_.lease.id:
                 task.commit = None
-        return super()._give_back(lease)
+        return super()._give_back(open_, spoilt)
 
 
 class TriesForEver(Scheduler):
-    """A request is never given up."""
+    """A request that always fails is tried again and again."""
 
-    def _give_back(self, lease: Lease) -> list[m.Fail]:
-        attempts, self.max_attempts = self.max_attempts, 1000
-        failed = super()._give_back(lease)
-        self.max_attempts = attempts
+    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+        return super()._give_back(open_, frozenset())
+
+
+class GoesRoundForEver(Scheduler):
+    """A request whose workers are always lost is leased again and again."""
+
+    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+        leases, self.max_leases = self.max_leases, 1000
+        failed = super()._give_back(open_, spoilt)
+        self.max_leases = leases
         return failed
+
+
+class CountsPreemptions(Scheduler):
+    """A request has failed if its worker was taken away."""
+
+    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+        return super()._give_back(open_, {request.key for request in open_.lease.requests})
+
+
+class InsistsOnTheSpoiler(Scheduler):
+    """Who spoilt a request gets it again, before others."""
+
+    def _take(self, name: str, *, choosy: bool) -> tuple[SampleRequest, ...]:
+        return self._queue.take(self._workers[name].kinds, lambda *_: 1)
 
 
 class LeastUrgentFirst(Scheduler):
@@ -94,6 +115,9 @@ ALL = (
     GoesBack,
     ForgetsProgress,
     TriesForEver,
+    GoesRoundForEver,
+    CountsPreemptions,
+    InsistsOnTheSpoiler,
     LeastUrgentFirst,
     KeepsTheWaitingWaiting,
     ReopensClosed,

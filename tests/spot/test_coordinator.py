@@ -77,8 +77,8 @@ def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
     doomed = lease_of(coordinator, b)
     clock.now_s += 0.5
     coordinator.push(a, lease.id, results(lease, a), REPORT)
-    assert coordinator.leave(b, "killed")
-    assert not coordinator.leave(b, "killed")
+    assert coordinator.leave(b, "failed")
+    assert not coordinator.leave(b, "failed")
     again = lease_of(coordinator, a)
     coordinator.push(b, doomed.id, results(doomed, b, error="late and bad"), REPORT)
     coordinator.push(a, again.id, results(again, a, error="unreadable"), REPORT)
@@ -123,7 +123,7 @@ def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
             "version": "0.0",
         },
         {"time_s": 2.5, "kind": "lease_done", "lease": 0, "worker": a, **batch, "count": 2, **work},
-        {"time_s": 2.5, "kind": "worker_lost", "worker": b, "reason": "killed", "requests": 1},
+        {"time_s": 2.5, "kind": "worker_lost", "worker": b, "reason": "failed", "requests": 1},
         {
             "time_s": 2.5,
             "kind": "lease_lost",
@@ -131,7 +131,7 @@ def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
             "worker": b,
             **batch,
             "count": 1,
-            "reason": "killed",
+            "reason": "failed",
             "committed_steps": 0,
             "lost_steps": 1,
         },

@@ -149,8 +149,8 @@ def test_a_step_renews_the_deadline_and_a_repeated_word_does_not(bench):
     assert bench(m.Tick()) == ["a lost 0 (deadline): 4 unfinished"]
 
 
-def test_attempts_are_bounded_with_commits_too():
-    bench = Bench()
+def test_leases_are_bounded_with_commits_too():
+    bench = Bench(max_leases=5)
     bench.publish(V0)
     bench.submit(ROLLOUT, 1)
     for life in range(5):
@@ -158,7 +158,7 @@ def test_attempts_are_bounded_with_commits_too():
         bench.pull(f"w{life}")
         bench.commit(f"w{life}", life, min(life + 1, 4))
         told = bench(m.Leave(f"w{life}", "killed"))
-    assert told[-1] == "fail 0 after 5: lease of w4 ended: killed"
+    assert told[-1] == "fail 0 after 0: given up after 5 leases: lease of w4 ended: killed"
     assert bench.scheduler.unfinished == 0
 
 

@@ -4,6 +4,7 @@ no more steps than were made since the last commit."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -24,7 +25,7 @@ from tests.spot import mutants
 from tests.spot.bench import commit
 from tests.spot.fakes import SPEC, requests
 
-ATTEMPTS = 3
+ATTEMPTS, LEASES = 3, 5
 COMMIT_EVERY = 2
 SPECS = (SPEC, SampleSpec(steps=4, stochastic_steps=(0, 1)))
 FRESH = (RequestKind.ROLLOUT, RequestKind.EVAL, RequestKind.AUDIT)
@@ -39,7 +40,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(target_s=st.sampled_from([0.0, 2.0]))
     def start(self, target_s: float) -> None:
         self.scheduler = self.scheduler_class(
-            lease_s=30, heartbeat_timeout_s=10, max_attempts=ATTEMPTS, keep_versions=2, lease_target_s=target_s
+            lease_s=30,
+            heartbeat_timeout_s=10,
+            max_attempts=ATTEMPTS,
+            max_leases=LEASES,
+            keep_versions=2,
+            lease_target_s=target_s,
         )
         self.now_s = 0.0
         self.seeds = 0
@@ -53,7 +59,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.held: dict[RequestKey, int] = {}
         self.done: set[RequestKey] = set()
         self.closed: list[RequestKey] = []
-        self.attempts: Counter[RequestKey] = Counter()
+        self.failures: Counter[RequestKey] = Counter()
+        self.granted_times: Counter[RequestKey] = Counter()
+        self.spoiler: dict[RequestKey, str] = {}
         self.leases: dict[int, tuple[str, Lease]] = {}
         self.history: list[tuple[str, Lease]] = []
         self.retired: set[PolicyVersion] = set()
@@ -75,9 +83,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tell(m.Join(member, batch_size, kinds, watched=kinds is not RESERVED))
 
     @precondition(lambda self: self.workers)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        self.tell(m.Leave(data.draw(st.sampled_from(sorted(self.workers))), "killed"))
+    @rule(data=st.data(), reason=st.sampled_from(["killed", "left", "failed"]))
+    def leave(self, data: st.DataObject, reason: str) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.workers)))
+        if reason == "failed":
+            for lease in [id for id, (holder, _) in self.leases.items() if holder == worker]:
+                self.spoil(worker, [key for key, holder in self.held.items() if holder == lease])
+        self.tell(m.Leave(worker, reason))
+
+    def spoil(self, worker: str, keys: Iterable[RequestKey]) -> None:
+        """An attempt at each of these counts as failed."""
+        for key in keys:
+            self.failures[key] += 1
+            self.spoiler[key] = worker
 
     @rule(some=st.integers(0, 3))
     def pull(self, some: int) -> None:
@@ -186,8 +204,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker, lease = self.history[-1] if recent else data.draw(st.sampled_from(self.history))
         count = data.draw(st.integers(0, len(lease.requests)))
         for request in lease.requests[:count]:
-            if error and self.held.get(request.key) == lease.id:
-                self.committed.pop(request.key, None)
+            if (error or wrong) and self.held.get(request.key) == lease.id:
+                self.spoil(worker, [request.key])
+                if error:
+                    self.committed.pop(request.key, None)
         self.tell(m.Results(worker, lease.id, results(lease, worker, wrong, error)[:count]))
 
     @precondition(lambda self: self.history)
@@ -233,7 +253,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert result.weights_checksum == str(result.key.policy)
                     self.settle(result.key)
                 case m.Fail(key, attempts, _):
-                    assert attempts == self.attempts[key] == ATTEMPTS
+                    assert attempts == self.failures[key]
+                    assert attempts == ATTEMPTS or self.granted_times[key] == LEASES
                     self.held.pop(key, None)
                     self.settle(key)
                 case m.Finish(_, lease):
@@ -241,7 +262,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case m.Revoke():
                     self.revoked(action)
                 case m.Lose(worker, reason):
-                    assert (reason == "preempted") == (self.noticed.pop(worker, None) is not None)
+                    noticed = self.noticed.pop(worker, None) is not None
+                    assert (reason == "preempted") == (noticed and reason != "failed")
                     del self.workers[worker]
                     self.waiting.discard(worker)
                     self.gone.append(worker)
@@ -262,19 +284,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert lease.kind in self.workers[worker]
         urgent = [key for key in self.pending if key.kind < lease.kind and key.kind in self.workers[worker]]
         assert not urgent, "something more urgent was passed over"
+        if any(self.spoiler.get(key) == worker for key in keys):
+            alike = [key for key in self.pending if key.kind == lease.kind]
+            assert all(self.spoiler.get(key) == worker for key in alike), "it got what it spoilt, and need not have"
         assert lease.kind is RequestKind.EXPLORE or lease.policy == self.newest[-1]
         self.waiting.remove(worker)
         for key in keys:
             self.pending.remove(key)
             self.held[key] = lease.id
-            self.attempts[key] += 1
-            assert self.attempts[key] <= ATTEMPTS
+            self.granted_times[key] += 1
+            assert self.granted_times[key] <= LEASES
+            assert self.failures[key] < ATTEMPTS
         self.leases[lease.id] = (worker, lease)
         self.at[lease.id] = lease.step
         self.history.append((worker, lease))
 
     def settle(self, key: RequestKey) -> None:
-        assert key in self.pending or key in self.held or self.attempts[key] == ATTEMPTS
+        assert key in self.pending or key in self.held or self.is_over(key)
         assert key not in self.done, "it counted twice"
         assert key not in self.closed, "it counted after it was closed"
         self.pending.discard(key)
@@ -296,10 +322,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             del self.leases[lease]
             for key in [key for key, holder in self.held.items() if holder == lease]:
                 del self.held[key]
-                if self.attempts[key] < ATTEMPTS:
-                    self.pending.add(key)
-                else:
+                if self.is_over(key):
                     self.committed.pop(key, None)
+                else:
+                    self.pending.add(key)
+
+    def is_over(self, key: RequestKey) -> bool:
+        """It has been tried often enough."""
+        return self.failures[key] >= ATTEMPTS or self.granted_times[key] >= LEASES
 
     @invariant()
     def nobody_idles(self) -> None:
@@ -321,7 +351,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker = next(iter(self.workers))
         while self.pending:
             self.waiting.add(worker)
-            (grant,) = self.tell(m.Pull(worker))
+            grants = self.tell(m.Pull(worker))
+            assert [type(action) for action in grants] == [m.Grant], "it is never made"
+            (grant,) = grants
             self.tell(m.Results(worker, grant.lease.id, results(grant.lease, worker)))
         assert self.scheduler.unfinished == 0
 

@@ -32,7 +32,7 @@ def started(folder: Path, *, commit_every: int, engine=make_slow_engine, **fleet
     from src.spot.fleet import Fleet
     from src.spot.process import WorkerSettings
 
-    settings = WorkerSettings(heartbeat_s=0.3, commit_every=commit_every, grace_s=5.0)
+    settings = WorkerSettings(commit_every=commit_every, grace_s=5.0)
     with Fleet(coordinator=partial(make_coordinator, folder), engine=engine, settings=settings, **fleet) as fleet:
         fleet.start()
         mine = engine()

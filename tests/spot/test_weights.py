@@ -40,7 +40,7 @@ def test_a_publication_that_fails_half_way_is_not_seen_and_can_be_repeated(tmp_p
     with pytest.raises(OSError, match="disk full"):
         weights.publish(tmp_path, V0, fails)
     assert weights.versions(tmp_path) == []
-    with pytest.raises(ValueError, match=r"weights 0\.0 .* have no readable manifest"):
+    with pytest.raises(ValueError, match=r"weights 0\.0 in .*manifest\.json does not exist"):
         weights.verify(tmp_path, V0)
     weights.publish(tmp_path, V0, saves("all of it"))
     assert [path.name for path in tmp_path.iterdir()] == ["0.0"]
@@ -63,14 +63,14 @@ def test_while_a_version_is_written_readers_see_the_older_ones_only(tmp_path):
     [
         (
             lambda folder: (folder / "weights.txt").write_text("abd"),
-            r"weights\.txt is not what was published",
+            r"weights 0\.0 in .*/0\.0: weights\.txt is truncated or altered",
         ),
-        (lambda folder: (folder / "weights.txt").write_text(""), r"weights\.txt is not what was published"),
+        (lambda folder: (folder / "weights.txt").write_text(""), r"weights\.txt is truncated or altered"),
         (lambda folder: (folder / "weights.txt").unlink(), r"weights\.txt is missing"),
-        (lambda folder: (folder / "manifest.json").write_text('{"version"'), "no readable manifest"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), "no readable manifest"),
-        (lambda folder: (folder / "manifest.json").unlink(), "no readable manifest"),
-        (lambda folder: folder.rename(folder.parent / "0.1"), "no readable manifest"),
+        (lambda folder: (folder / "manifest.json").write_text('{"version"'), r"manifest\.json is damaged"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), r"manifest\.json is damaged"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json does not exist"),
+        (lambda folder: folder.rename(folder.parent / "0.1"), r"manifest\.json does not exist"),
     ],
 )
 def test_damage_is_named(tmp_path, damage, message):

@@ -20,15 +20,15 @@ MEMBER = Member("n", 0)
 class Script:
     """A transport that hands out the given leases, one after the other, and remembers what it is told."""
 
-    def __init__(self, root, leases=()) -> None:
-        self.root = root
+    def __init__(self, root, leases=(), heartbeat_s=2.0) -> None:
+        self.root, self.heartbeat_s = root, heartbeat_s
         self.leases = list(leases)
         self.told = []
         self.beat = threading.Event()
 
     def join(self, joined):
         self.told.append(("join", joined.member.name, joined.batch_size, joined.fingerprint))
-        return Introduction("run", 0, self.root, 0.0)
+        return Introduction("run", 0, self.root, 0.0, heartbeat_s=self.heartbeat_s)
 
     def pull(self, worker):
         return self.leases.pop(0) if self.leases else None
@@ -84,8 +84,22 @@ def test_damaged_weights_end_the_worker_and_nothing_is_made_with_them(tmp_path):
     published = weights.publish(tmp_path, V0, saves("abc"))
     (published.folder / "weights.txt").write_text("ab")
     transport = Script(tmp_path, [lease(0, V0, 1)])
-    with pytest.raises(ValueError, match="not what was published"):
+    with pytest.raises(ValueError, match=r"weights\.txt is truncated or altered"):
         Worker(member=MEMBER, engine=FakeEngine(), transport=transport).run()
+    assert [told[0] for told in transport.told] == ["join"]
+
+
+def test_an_engine_that_holds_other_weights_than_were_published_ends_the_worker(tmp_path):
+    class Forgetful(FakeEngine):
+        def load_weights(self, folder):
+            super().load_weights(folder)
+            self.weights = "what it held before"
+            return self.weights
+
+    weights.publish(tmp_path, V0, saves("abc"))
+    transport = Script(tmp_path, [lease(0, V0, 1)])
+    with pytest.raises(ValueError, match=r"weights 0\.0: the engine holds what it held before .* abc was published"):
+        Worker(member=MEMBER, engine=Forgetful(), transport=transport).run()
     assert [told[0] for told in transport.told] == ["join"]
 
 
@@ -115,8 +129,8 @@ def test_it_shows_that_it_lives_while_it_waits_and_not_after(tmp_path):
             assert self.beat.wait(5), "no heartbeat within 5 s"
             return None
 
-    transport = Patient(tmp_path)
-    Worker(member=MEMBER, engine=FakeEngine(), transport=transport, heartbeat_s=0.01).run()
+    transport = Patient(tmp_path, heartbeat_s=0.01)
+    Worker(member=MEMBER, engine=FakeEngine(), transport=transport).run()
     pulse = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
     for thread in pulse:
         thread.join(5)

@@ -1,0 +1,166 @@
+"""What a configuration may hold: every key, its type and its range.
+
+Sections with a `_target_` are checked by the constructor that they name. Everything else is checked here, so that a
+misspelt key in any YAML file or override fails with its name before a process is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Target = Annotated[dict[str, Any], Field(min_length=1)]
+"""A section that is instantiated."""
+
+
+class Section(BaseModel):
+    """Unknown keys and other types are refused; nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class Lora(Section):
+    rank: Count
+    alpha: float
+    target_modules: list[str]
+
+
+class Model(Section):
+    path: str
+    lora: Lora | None
+    compile: bool
+    batch_size: Count
+    stored_dtype: Literal["float32", "bfloat16", "float16"]
+    schedule: Target
+
+
+class Data(Section):
+    task: Target
+    prompts_per_iteration: int
+    eval_prompts: Count
+
+
+class Reward(Section):
+    reward: Target
+    judge: Target
+
+
+class Algo(Section):
+    group_size: int
+    steps: int
+    eval_steps: Count
+    noise_level: float
+    guidance_scale: float
+    rule: Target
+    window: Target
+    trained_steps: int
+    updates: int
+    micro_batch: int
+    advantage: Target
+    loss: Target
+    old_logprob: Literal["auto", "rollout", "recompute"]
+    optimizer: Target
+    warmup_updates: Whole
+    grad_clip: float
+
+
+class Audit(Section):
+    prompts: Whole
+    seeds: Whole
+
+
+class Explore(Section):
+    select: Target
+    audit: Audit
+    sync: Literal["race", "await", "replay"]
+    await_timeout_s: Annotated[float, Field(gt=0)]
+    replay_from: str | None
+
+
+class Cluster(Section):
+    spot_workers: Whole
+    workers_per_node: Count
+    spares: Whole
+    respawn: bool
+    device: str
+    threads: Count
+    nice: Annotated[int, Field(ge=0, le=19)]
+    cpus: list[int] | None = None
+    heartbeat_timeout_s: Annotated[float, Field(gt=0)]
+    lease_target_s: Seconds
+    commit_every: Whole
+    notices: Target | None
+
+
+class Market(Section):
+    model_config = ConfigDict(extra="ignore", strict=True)  # a replayed market has the arguments of its decider here
+    reserved_usd_per_gpu_hour: float
+    spot_usd_per_gpu_hour: float
+    zone: str
+    grace_s: Seconds
+    decider: Target | None
+
+
+class Parallel(Section):
+    sp_degree: Count
+    threads: Count
+    mesh: Target | None  # None: a single rank
+    strategy: Target
+
+
+class Trainer(Section):
+    model_config = ConfigDict(extra="allow", strict=True)  # the rest are arguments of Lightning's Trainer
+    max_steps: Count
+    devices: Count
+
+
+class Paths(Section):
+    root_dir: str
+    assets_dir: str
+    output_dir: str
+
+
+class Configuration(Section):
+    """The whole configuration of a job that post-trains."""
+
+    model: Model
+    data: Data
+    reward: Reward
+    algo: Algo
+    explore: Explore
+    planner: Target
+    cluster: Cluster
+    market: Market
+    prices: Target
+    parallel: Parallel
+    trainer: Trainer
+    callbacks: dict[str, Target]
+    logger: Target
+    paths: Paths
+    name: str
+    job: str
+    seed: int
+    ckpt_path: str | None
+
+
+def complaint(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with a configuration in one line that names the keys and values; None if nothing is."""
+    try:
+        Configuration.model_validate(config)
+    except ValidationError as error:
+        return "; ".join(_sentence(detail) for detail in error.errors())
+    return None
+
+
+def _sentence(detail: Mapping[str, Any]) -> str:
+    key = ".".join(map(str, detail["loc"]))
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: there is no such key"
+    if detail["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"

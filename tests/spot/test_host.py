@@ -1,0 +1,129 @@
+"""Who waits for the coordinator is woken when there is something, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from src.core.events import read_jsonl
+from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
+from src.spot.coordinator import Coordinator, Joined
+from src.spot.host import Host
+from src.spot.scheduler import Scheduler
+from tests.spot.fakes import requests
+
+V0 = PolicyVersion(0, 0)
+WAIT_S = 60.0
+"""Longer than a test may take: whoever is not woken fails it."""
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Runs a scene with a host whose time passes; the scene may take 20 s."""
+
+    def play(scene, **settings) -> list[dict[str, Any]]:
+        async def run() -> None:
+            host = Host()
+            coordinator = Coordinator(run="run", folder=tmp_path, scheduler=Scheduler(**settings))
+            await host.begin(lambda: coordinator)
+            await host.publish(V0, "sum", 0, 0.0)
+            time_passes = asyncio.create_task(host.run())
+            await asyncio.wait_for(scene(host), 20)
+            time_passes.cancel()
+            with suppress(asyncio.CancelledError):
+                await time_passes
+            coordinator.shutdown()
+
+        asyncio.run(run())
+        return list(read_jsonl(tmp_path / "events.jsonl"))
+
+    return play
+
+
+async def join(host: Host, slot: int, *, watched: bool = False) -> str:
+    member = Member("n", slot)
+    await host.join(Joined(member, pid=1, batch_size=4, fingerprint="fake", watched=watched))
+    return member.name
+
+
+async def meanwhile(waiting: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Begins to wait."""
+    task = asyncio.create_task(waiting)
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    return task
+
+
+explores = requests(RequestKind.EXPLORE, 6, policy=V0, iteration=1)
+keys = [request.key for request in explores]
+
+
+def test_results_end_the_wait(play):
+    async def scene(host: Host) -> None:
+        worker = await join(host, 0)
+        await host.submit(explores[:4])
+        lease = await host.pull(worker)
+        waiting = await meanwhile(host.close(keys[:4], WAIT_S))
+        made = [SampleResult(request.key, worker, "sum") for request in lease.requests]
+        await host.push(worker, lease.id, made, WorkReport(0.0, 0.0, 0.0, 0))
+        assert [result.key for result in await waiting] == keys[:4]
+
+    assert not [event for event in play(scene) if event["kind"] == "wait_given_up"]
+
+
+def test_a_request_that_fails_as_time_passes_ends_the_wait(play):
+    """Its last lease is over, nobody else is lost or waits for work, and nobody says another word."""
+
+    async def scene(host: Host) -> None:
+        worker = await join(host, 0)
+        await host.submit(explores[:1])
+        assert await host.pull(worker)
+        (result,) = await host.close(keys[:1], WAIT_S)
+        assert result.error.startswith("given up after 1 leases")
+
+    play(scene, lease_s=0.3, max_attempts=1, max_leases=1)
+
+
+def test_nobody_waits_for_workers_that_will_never_come(play):
+    async def scene(host: Host) -> None:
+        worker = await join(host, 0)
+        await host.staff(1)
+        await host.submit(explores)
+        lease = await host.pull(worker)
+        made = [SampleResult(request.key, worker, "sum") for request in lease.requests]
+        await host.push(worker, lease.id, made, WorkReport(0.0, 0.0, 0.0, 0))
+        waiting = await meanwhile(host.close(keys, WAIT_S))
+        await host.staff(0)
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "the last worker still lives"
+        await host.leave(worker, "killed")
+        assert [result.key for result in await waiting] == keys[:4]
+
+    given_up = [event for event in play(scene) if event["kind"] == "wait_given_up"]
+    assert [(e["request_kind"], e["iteration"], e["missing"]) for e in given_up] == [("explore", 1, 2)]
+
+
+@pytest.mark.parametrize("staff", [None, 1])
+def test_workers_that_are_still_to_come_are_waited_for(play, staff):
+    async def scene(host: Host) -> None:
+        if staff is not None:
+            await host.staff(staff)
+        await host.submit(explores)
+        assert await host.close(keys, 0.6) == []
+
+    events = play(scene)
+    assert not [event for event in events if event["kind"] == "wait_given_up"]
+    assert events[-1]["time_s"] >= 0.6
+
+
+def test_who_does_not_wait_gives_nothing_up(play):
+    async def scene(host: Host) -> None:
+        await host.staff(0)
+        await host.submit(explores)
+        assert await host.close(keys, 0.0) == []
+
+    assert not [event for event in play(scene) if event["kind"] == "wait_given_up"]
