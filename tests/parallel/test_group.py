@@ -55,7 +55,7 @@ def members() -> Iterator[Callable[[int], Members]]:
             started.append((process, ours))
         for _, pipe in started:
             assert told(pipe)[0] == "ready"
-        return started
+        return list(started)
 
     yield start
     for process, _ in started:
