@@ -21,13 +21,14 @@ from src.spot.inline import InlineCluster
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to choose the G seeds per prompt that are trained on.
+    """A way to choose the seeds per prompt that are trained on.
 
     Args:
         candidates: N / G, explored seeds per trained one; 0 explores nothing.
         explore: the callback that drives exploration.
         spot_engine: what the explorer's engine is turned into.
         cluster_of: who answers the trainer.
+        trained: seeds that are trained on, as a multiple of G: more than 1 is more work for the trainer.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Arm:
     explore: Callable[[Job], pl.Callback] = lambda job: job.exploration
     spot_engine: Callable[[RolloutEngine], Engine] = lambda engine: engine
     cluster_of: type[InlineCluster] = InlineCluster
+    trained: int = 1
 
 
 class FreshExploration(pl.Callback):
@@ -134,6 +136,7 @@ ARMS = {
     arm.name: arm
     for arm in (
         Arm("random", 0),
+        Arm("random_2g", 0, trained=2),
         Arm("fresh_2g", 2, explore=_fresh),
         Arm("fresh_4g", 4, explore=_fresh),
         Arm("stale_2g", 2),

@@ -105,6 +105,7 @@ class Draws:
     world: World
     number: int
     _slopes: dict[int, float] = field(default_factory=dict)
+    _step_s: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
@@ -157,9 +158,11 @@ class Draws:
 
     def step_s(self, worker: int) -> float:
         """Seconds per denoising step of a pass of 8, of a worker."""
-        own = self.world.generator("worker", worker).normal() * 0.25
-        drift = 0.3 * math.sin(self.number / 13 + worker) if self.world.changing else 0.0
-        return float(math.exp(own + drift))
+        if worker not in self._step_s:
+            own = self.world.generator("worker", worker).normal() * 0.25
+            drift = 0.3 * math.sin(self.number / 13 + worker) if self.world.changing else 0.0
+            self._step_s[worker] = float(math.exp(own + drift))
+        return self._step_s[worker]
 
     def jitter(self, worker: int, passes: int) -> float:
         """How much longer than usual a pass takes; now and then much longer."""

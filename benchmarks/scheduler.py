@@ -244,9 +244,11 @@ def per_step(events: Iterator[dict[str, Any]], rows: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the requests, few leases")
-    quick = parser.parse_args().quick
-    total = 10_000 if quick else 1_000_000
+    parser.add_argument("--quick", action="store_true", help="10,000 requests, few leases")
+    parser.add_argument("--requests", type=int, default=1_000_000, help="for each number of workers")
+    options = parser.parse_args()
+    quick = options.quick
+    total = 10_000 if quick else options.requests
     figures: dict[str, Any] = {"requests": total, "workers": {}}
     for workers in (10, 1_000, 10_000):
         load = Load(workers, total)

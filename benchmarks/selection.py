@@ -62,8 +62,8 @@ def train(run: Run) -> dict[str, Any]:
         *run.overrides,
     ]
     keep: int = resolved(overrides)["algo"]["group_size"]
-    explored = f"planner.seeds_per_prompt={arm.candidates * keep}"
-    config = resolved([*overrides, explored if arm.candidates else "planner=none"])
+    explored = f"planner.seeds_per_prompt={arm.candidates * keep}" if arm.candidates else "planner=none"
+    config = resolved([*overrides, explored, f"algo.group_size={arm.trained * keep}"])
     with tempfile.TemporaryDirectory() as folder:
         job = build_job(
             config,

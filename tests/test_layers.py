@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "src.spot",
         "src.pretrain",
     ),
+    "src.generate": ("src.app",),
     "train": ("src.app",),
 }
 """What each layer may import of the project, besides itself."""
@@ -51,6 +52,9 @@ TORCH_FREE = (
     "src.parallel.plan",
     "src.parallel.membership",
     "src.spot.scheduler",
+    "src.spot.queue",
+    "src.spot.records",
+    "src.spot.sizing",
     "src.spot.planner",
     "src.spot.planning",
     "src.spot.traces",

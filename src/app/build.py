@@ -14,6 +14,7 @@ from src.app import checkpoint
 from src.app.callbacks import Checkpointing, Evaluation
 from src.app.config import CHECKPOINTS, Config, ConfigError, build, geometry, refusing, spot_places, task
 from src.app.engine import RolloutEngine
+from src.app.export import LoRAExport
 from src.core import seeds
 from src.core.protocols import Cluster
 from src.core.types import SampleSpec
@@ -56,6 +57,7 @@ def build_module(
         audit=Audit(**explore["audit"]),
         trusts=trusts(algo["old_logprob"], engine.fingerprint),
         optimizer=optimizer,
+        ema=build(algo["ema"], "algo.ema") if algo["ema"] else None,
     )
 
 
@@ -113,6 +115,7 @@ def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.
             "folder": folder / "images",
             "last": last,
         },
+        LoRAExport: {"folder": folder, "last": last, "config": config},
         Checkpointing: {"root": folder / CHECKPOINTS, "last": last, "base": base, "resume": resume},
     }
     callbacks = []

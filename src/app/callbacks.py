@@ -174,6 +174,7 @@ def snapshot(module: FlowGRPO, *, base: str) -> Checkpoint:
             "policy": module.adapter.trainable_state(),
             "optimizer": moments,
             "random": {"torch": torch.get_rng_state()},
+            **({"ema": module.ema.average} if module.ema is not None else {}),
         },
         state={
             "run": module.run,
@@ -200,6 +201,8 @@ def restore(module: FlowGRPO, content: Checkpoint, *, base: str) -> None:
     module.adapter.load_trainable_state(content.tensors["policy"])
     parameters = dict(module.transformer.named_parameters())
     module.updater.restore(parameters, content.tensors["optimizer"], state["optimizer"])
+    if module.ema is not None and "ema" in content.tensors:
+        module.ema.load({name: tensor.to(module.device) for name, tensor in content.tensors["ema"].items()})
     torch.set_rng_state(content.tensors["random"]["torch"])
     module.seed_bank.load_state_dict(state["seed_bank"])
     module.iteration = state["iteration"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +23,13 @@ from omegaconf import DictConfig, OmegaConf
 from src.app.schema import complaint
 from src.core.events import read_jsonl
 from src.core.folders import FolderError, verify, write_whole
+from src.models.location import is_model
 from src.parallel.plan import check_geometry
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
 from src.spot.cost import Ledger
 from src.spot.market import Market
-from src.tasks.task import RenderedTask
+from src.tasks.task import Task
 
 Config = Mapping[str, Any]
 """A resolved configuration: dictionaries, lists and plain values, as in a run folder's config.yaml."""
@@ -147,13 +149,17 @@ def check(config: Config) -> None:
     if explore["replay_from"] is not None:
         with refusing("explore.replay_from"):
             ReplayLog(Path(explore["replay_from"]) / "events.jsonl")
-    heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
+    with refusing("data.task"):
+        heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
     if wanted > heldout:
         raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")
-    if not (Path(config["model"]["path"]) / "model_index.json").is_file():
+    if not is_model(config["model"]["path"]):
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
     geometry(config)
     build(config["planner"], "planner")
+    cpus, there = config["cluster"]["cpus"], os.sched_getaffinity(0)
+    if not set(cpus or ()) <= there:
+        raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
     if config["cluster"]["notices"] is not None:
         build(config["cluster"]["notices"], "cluster.notices")
     build_market(config)
@@ -177,12 +183,13 @@ def _check_ranks(config: Config) -> None:
     if config["model"]["compile"] and degree > 1:
         raise ConfigError(f"model.compile cannot be combined with parallel.sp_degree={degree}")
     sizes = geometry(config)
-    network = json.loads((Path(config["model"]["path"]) / "transformer" / "config.json").read_text(encoding="utf-8"))
+    network = Path(config["model"]["path"]) / "transformer" / "config.json"
+    heads = json.loads(network.read_text(encoding="utf-8"))["num_attention_heads"] if network.is_file() else degree
     with refusing():
         check_geometry(
             world=devices,
             degree=degree,
-            heads=network["num_attention_heads"],
+            heads=heads,  # unknown of a model that is not here yet: a rank that gets none idles
             pairs=min(sizes.pairs_of_update(update) for update in range(sizes.updates)),
         )
 
@@ -226,14 +233,14 @@ def geometry(config: Config) -> BatchGeometry:
     Raises:
         ConfigError: they do not fit; the message names each that does not.
     """
-    algo = config["algo"]
+    algo, prompts = config["algo"], task(config)
     window = build(algo["window"], "algo.window")
     with refusing("algo.window"):
         stochastic_steps = len(window.steps(algo["steps"], 0, 0))
     try:
         return BatchGeometry(
             prompts_per_iteration=config["data"]["prompts_per_iteration"],
-            prompts_available=len(task(config).train_prompts),
+            prompts_available=len(prompts.train_prompts),
             group_size=algo["group_size"],
             explored_per_prompt=config["planner"].get("seeds_per_prompt", 0),
             steps=algo["steps"],
@@ -246,9 +253,9 @@ def geometry(config: Config) -> BatchGeometry:
         raise ConfigError(re.sub(r"\w+(?= must)", lambda name: _KEYS[name[0]], str(error))) from error
 
 
-def task(config: Config) -> RenderedTask:
+def task(config: Config) -> Task:
     """The task whose prompts are trained and evaluated on."""
-    built: RenderedTask = build(config["data"]["task"], "data.task")
+    built: Task = build(config["data"]["task"], "data.task")
     return built
 
 
@@ -259,7 +266,7 @@ def build(section: Config, key: str) -> Any:
         ConfigError: it has an unknown key, or a value that its constructor refuses.
     """
     try:
-        built = instantiate(section)
+        built = instantiate(section, _convert_="all")  # constructors see plain dictionaries and lists
     except InstantiationException as error:
         cause = error.__cause__
         raise ConfigError(f"{key}: {cause or str(error).splitlines()[0]}") from error

@@ -28,6 +28,7 @@ from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
+from src.core.events import Event, read_jsonl
 from src.spot.coordinator import EVENTS_FILE, WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
 from src.spot.fleet import Fleet
 from src.spot.notices import Signs
@@ -93,7 +94,10 @@ class Terminal:
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._sink: Sink = Guarded(build(plan.config["logger"], "logger"))
-        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=build_ledger(plan.config))
+        ledger = build_ledger(plan.config)
+        for event in _earlier_events(plan.folder):
+            ledger.add(event)
+        self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=ledger)
         self.cursor = 0
         self.iteration = 0
         self.summary: Summary = {}
@@ -253,6 +257,7 @@ def _fleet(plan: RunPlan) -> Fleet:
         engine=partial(make_engine, plan.config),
         settings=WorkerSettings(
             niceness=cluster["nice"],
+            cpus=tuple(cluster["cpus"] or ()),
             threads=cluster["threads"],
             commit_every=cluster["commit_every"],
             grace_s=plan.config["market"]["grace_s"],
@@ -272,6 +277,12 @@ def _temporary(folder: Path) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _earlier_events(folder: Path) -> Iterator[Event]:
+    """What the run has logged before this start."""
+    log = folder / EVENTS_FILE
+    return read_jsonl(log) if log.is_file() else iter(())
 
 
 def _resumed_iteration(checkpoint: Path | None) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from src.app.config import Config, ConfigError, build, refusing
 from src.app.engine import RolloutEngine
+from src.models.adapter import DiTAdapter
 from src.models.load import load_adapter
 from src.models.sampler import Sampler
 
@@ -24,9 +25,11 @@ def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda was asked for (trainer.accelerator, cluster.device), but there is none")
     model = config["model"]
-    with refusing("model.path"):
-        adapter = load_adapter(model["path"])
-    if model["lora"] is not None:
+    with refusing("model"):
+        adapter = load_adapter(model["path"], **model["load"])
+    if model["lora"] is None:
+        _refuse_half_precision(adapter)
+    else:
         from src.models.lora import apply_lora  # imported here: slow to load
 
         with refusing("model.lora"):
@@ -44,6 +47,15 @@ def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
         batch_size=model["batch_size"],
         stored_dtype=getattr(torch, model["stored_dtype"]),
     )
+
+
+def _refuse_half_precision(adapter: DiTAdapter) -> None:
+    dtype = next(adapter.transformer.parameters()).dtype
+    if dtype != torch.float32:
+        raise ConfigError(
+            f"model.load.dtype must be float32 where the whole transformer is trained (model.lora=null): "
+            f"small steps are lost in the rounding of {str(dtype).removeprefix('torch.')}"
+        )
 
 
 def build_engine(config: Config, sampler: Sampler, *, sp_degree: int = 1) -> RolloutEngine:

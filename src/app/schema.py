@@ -32,6 +32,8 @@ class Lora(Section):
 
 class Model(Section):
     path: str
+    load: dict[str, Any]
+    """Settings of a published model, which its loader checks."""
     lora: Lora | None
     compile: bool
     batch_size: Count
@@ -64,6 +66,7 @@ class Algo(Section):
     advantage: Target
     loss: Target
     old_logprob: Literal["auto", "rollout", "recompute"]
+    ema: Target | None
     optimizer: Target
     warmup_updates: Whole
     grad_clip: float
@@ -90,7 +93,7 @@ class Cluster(Section):
     device: str
     threads: Count
     nice: Annotated[int, Field(ge=0, le=19)]
-    cpus: list[int] | None = None
+    cpus: list[Whole] | None
     heartbeat_timeout_s: Annotated[float, Field(gt=0)]
     lease_target_s: Seconds
     commit_every: Whole

@@ -16,10 +16,12 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
                      (follows lease_granted: it goes on before denoising step `step`, with what those leases committed)
     lease_done       lease, worker, request_kind, iteration, count, steps, denoise_s, decode_s, score_s
     lease_lost       lease, worker, request_kind, iteration, count, reason, committed_steps, lost_steps
-                     (denoising steps, sample x step, of this lease that were kept and that must be repeated)
+                     (denoising steps, sample x step, of this lease that were kept and that must be repeated; reasons
+                     are those of worker_lost, `deadline`, and `given back` without a notice)
     result_rejected  worker, request_kind, iteration, instance, seed, reason
     request_failed   request_kind, iteration, instance, seed, attempts, error
     closed           request_kind, iteration, accepted, dropped
+    wait_given_up    request_kind, iteration, missing     (no worker is left, or to come, who could make the rest)
     explored         iteration, version, results: [{instance, seed, reward, digest}]   (to choose from)
     kept             iteration, seeds: {instance: [seed, ...]}
     audited          iteration, pairs: [{instance, seed, stale, fresh}]

@@ -13,7 +13,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Encoded prompts: `embeds_BSD`, and the boolean `mask_BS` of their real tokens."""
+    """Encoded prompts: `embeds_BSD`, the boolean `mask_BS` of their real tokens, and one vector per text where
+    the model has CLIP encoders."""
 
     embeds_BSD: torch.Tensor
     mask_BS: torch.Tensor
+    pooled_BD: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.embeds_BSD.shape[:2] != self.mask_BS.shape:
@@ -41,19 +43,30 @@ class Conditioning:
     def select(self, rows: Sequence[int] | torch.Tensor) -> Conditioning:
         """The given rows, in the given order; a row may be taken several times."""
         index = torch.as_tensor(rows, dtype=torch.long, device=self.embeds_BSD.device)
-        return Conditioning(self.embeds_BSD[index], self.mask_BS[index])
+        pooled_BD = None if self.pooled_BD is None else self.pooled_BD[index]
+        return Conditioning(self.embeds_BSD[index], self.mask_BS[index], pooled_BD)
 
     def to(self, device: torch.device) -> Conditioning:
         """The same on another device."""
-        return Conditioning(self.embeds_BSD.to(device), self.mask_BS.to(device))
+        pooled_BD = None if self.pooled_BD is None else self.pooled_BD.to(device)
+        return Conditioning(self.embeds_BSD.to(device), self.mask_BS.to(device), pooled_BD)
 
     @staticmethod
     def cat(parts: Sequence[Conditioning]) -> Conditioning:
         """All rows of all parts; shorter texts are padded at the end with masked zeros."""
-        length = max(part.mask_BS.shape[1] for part in parts)
+        return Conditioning._joined(parts, max(part.mask_BS.shape[1] for part in parts))
+
+    def padded(self, length: int) -> Conditioning:
+        """The same with `length` tokens per text, the new ones masked zeros."""
+        return Conditioning._joined([self], length)
+
+    @staticmethod
+    def _joined(parts: Sequence[Conditioning], length: int) -> Conditioning:
+        pooled = [part.pooled_BD for part in parts if part.pooled_BD is not None]
         return Conditioning(
             torch.cat([_pad_tokens(part.embeds_BSD, length) for part in parts]),
             torch.cat([_pad_tokens(part.mask_BS, length) for part in parts]),
+            torch.cat(pooled) if pooled else None,
         )
 
 
@@ -80,6 +93,17 @@ class ImageDecoder(Protocol):
     def decode(self, latents_BLC: torch.Tensor, *, height: int, width: int) -> NDArray[np.uint8]: ...
 
 
+@runtime_checkable
+class Movable(Protocol):
+    """A part that works on a device of its own choice: modules, and encoders that rest in host memory."""
+
+    def to(self, device: torch.device) -> Any: ...
+
+
+CACHED_TEXTS = 512
+"""Encodings that are kept, the last used ones: two batches and the held-out prompts of most runs."""
+
+
 class DiTAdapter(ABC):
     """A text-to-image diffusion transformer with its prompt encoder and image decoder, on one device.
 
@@ -89,7 +113,7 @@ class DiTAdapter(ABC):
         height, width: image size in pixels.
         latent_shape: (L, C) of the packed latents of one image.
         negative_prompt: what classifier-free guidance leads away from.
-        cache_prompts: keep the encoding of every text seen; only for an encoder that no longer changes.
+        cache_prompts: keep the encodings of the texts last used; only for an encoder that no longer changes.
     """
 
     def __init__(
@@ -150,10 +174,14 @@ class DiTAdapter(ABC):
 
         Each text is encoded alone, so that its embedding does not depend on its neighbours in the batch.
         """
-        known = self._encoded if self.cache_prompts else {}
+        cached = self._encoded if self.cache_prompts else {}
+        known = {text: cached.pop(text) for text in dict.fromkeys(prompts) if text in cached}
         for text in prompts:
             if text not in known:
                 known[text] = self.prompt_encoder.encode([text]).to(self.device)
+        cached |= known  # at the end of the dictionary: these were used last
+        for text in list(cached)[:-CACHED_TEXTS]:
+            del cached[text]
         return Conditioning.cat([known[text] for text in prompts])
 
     def decode(self, latents_BLC: torch.Tensor) -> NDArray[np.uint8]:
@@ -168,7 +196,7 @@ class DiTAdapter(ABC):
     def to(self, device: torch.device) -> None:
         """Move the networks to a device."""
         for part in (self.transformer, self.prompt_encoder, self.image_decoder):
-            if isinstance(part, nn.Module):
+            if isinstance(part, Movable):
                 part.to(device)
         self._encoded.clear()
 

@@ -1,35 +1,57 @@
-"""Opens a model folder in diffusers' layout, whatever model it holds."""
+"""Opens a model in diffusers' layout, from a folder or from the Hugging Face hub, whatever model it holds."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from src.models import tiny
 from src.models.adapter import DiTAdapter
+from src.models.flux import load_flux
+from src.models.hub import download
+from src.models.location import INDEX, is_hub_id, pipeline_class
+from src.models.pipelines import PipelineSettings
+from src.models.qwen_image import load_qwen_image
+from src.models.sd3 import load_sd3
 
-LOADERS: Mapping[str, Callable[[Path], DiTAdapter]] = {tiny.PIPELINE_CLASS: tiny.load_pretrained}
-"""Loader by the `_class_name` of the folder's model_index.json."""
+PIPELINES: Mapping[str, Callable[[Path, PipelineSettings], DiTAdapter]] = {
+    "QwenImagePipeline": load_qwen_image,
+    "StableDiffusion3Pipeline": load_sd3,
+    "FluxPipeline": load_flux,
+}
+"""Loader of a published model by the `_class_name` in its model_index.json."""
 
 
-def load_adapter(path: str | Path) -> DiTAdapter:
-    """The model in `path`, with a frozen prompt encoder and a trainable transformer.
+def load_adapter(path: str | Path, *, revision: str | None = None, **settings: Any) -> DiTAdapter:
+    """The model in `path`, with frozen encoders and a trainable transformer.
+
+    Args:
+        path: a folder, or an id on the Hugging Face hub such as "Qwen/Qwen-Image" if there is no such folder.
+        revision: branch, tag or commit on the hub.
+        settings: of `PipelineSettings`, for published models; the tiny models of this project take none.
 
     Raises:
-        ValueError: there is no such folder, it is incomplete or damaged, or its pipeline class is unknown.
+        ValueError: there is no such model, it is gated, incomplete or damaged, its pipeline class is unknown,
+            or a setting does not fit.
     """
     folder = Path(path)
-    index_file = folder / "model_index.json"
+    if is_hub_id(path):
+        folder = download(str(path), revision)
+    pipeline = pipeline_class(folder)
+    if pipeline == tiny.PIPELINE_CLASS:
+        if settings:
+            raise ValueError(f"{folder} is a tiny model, which takes no settings, got {sorted(settings)}")
+        return _opened(folder, lambda: tiny.load_pretrained(folder))
+    if pipeline not in PIPELINES:
+        known = sorted([*PIPELINES, tiny.PIPELINE_CLASS])
+        raise ValueError(f"{folder / INDEX}: no adapter for pipeline {pipeline!r}, known: {known}")
+    chosen = PipelineSettings(**settings)
+    return _opened(folder, lambda: PIPELINES[pipeline](folder, chosen))
+
+
+def _opened(folder: Path, load: Callable[[], DiTAdapter]) -> DiTAdapter:
     try:
-        pipeline = json.loads(index_file.read_text(encoding="utf-8"))["_class_name"]
-    except FileNotFoundError:
-        raise ValueError(f"model path {folder} is not a model folder: it has no model_index.json") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{index_file} is damaged: {error!r}") from error
-    if pipeline not in LOADERS:
-        raise ValueError(f"{index_file}: no adapter for pipeline {pipeline!r}, known: {sorted(LOADERS)}")
-    try:
-        return LOADERS[pipeline](folder)
+        return load()
     except Exception as error:  # the file formats raise many kinds, the reader needs the folder's name
         raise ValueError(f"model folder {folder} is incomplete or damaged: {error}") from error

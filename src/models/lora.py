@@ -18,7 +18,8 @@ def apply_lora(
 ) -> None:
     """Put LoRA layers into the transformer and freeze everything else: y = W x + (alpha / rank) B A x.
 
-    B starts at zero, so the model computes what it did before, bit for bit.
+    B starts at zero, so the model computes what it did before, bit for bit. A and B are fp32 whatever the
+    model is: small steps would be lost in the rounding of bf16.
 
     Args:
         transformer: changed in place.
@@ -37,6 +38,9 @@ def apply_lora(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, transformer)
+    for parameter in transformer.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 class LoRAOff:

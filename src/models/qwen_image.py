@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+import diffusers
 import torch
 from torch import nn
 
 from src.models.adapter import Conditioning, DiTAdapter, ImageDecoder, PromptEncoder
+from src.models.frozen import PIXELS_PER_TOKEN
+from src.models.pipelines import Family, PipelineSettings
 
 
 class Prediction(Protocol):
@@ -104,3 +108,42 @@ class QwenImageAdapter(DiTAdapter):
         cond_norm_BL1: torch.Tensor = torch.linalg.vector_norm(cond_BLC, dim=-1, keepdim=True)
         guided_norm_BL1: torch.Tensor = torch.linalg.vector_norm(guided_BLC, dim=-1, keepdim=True)
         return guided_BLC * (cond_norm_BL1 / guided_norm_BL1.clamp(min=1e-12))
+
+
+def load_qwen_image(folder: Path, settings: PipelineSettings) -> QwenImageAdapter:
+    """The model in a folder of `QwenImagePipeline`."""
+    return QwenImageAdapter(
+        **qwen_image_family().open(folder, settings),
+        patch=PIXELS_PER_TOKEN,
+        prediction=VelocityPrediction(),
+        negative_prompt=" " if settings.negative_prompt is None else settings.negative_prompt,
+    )
+
+
+def _encode(pipeline: Any, text: str, tokens: int, device: torch.device) -> Conditioning:
+    embeds_BSD, mask_BS = pipeline.encode_prompt(text, device=device, max_sequence_length=tokens)
+    if mask_BS is None:  # diffusers' word for: every token is real
+        mask_BS = torch.ones(embeds_BSD.shape[:2], device=device)
+    return Conditioning(embeds_BSD, mask_BS.bool()).padded(tokens)
+
+
+def _decode(vae: Any, latents_BCHW: torch.Tensor) -> torch.Tensor:
+    """Pixels of an `AutoencoderKLQwenImage`: a video VAE, given one frame."""
+    mean_C11, std_C11 = (
+        torch.tensor(values, device=latents_BCHW.device)[:, None, None]
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    frame_BC1HW = (latents_BCHW * std_C11 + mean_C11)[:, :, None]
+    pixels: torch.Tensor = vae.decode(frame_BC1HW, return_dict=False)[0][:, :, 0]
+    return pixels
+
+
+def qwen_image_family() -> Family:
+    """Qwen-Image's classes; a function, because naming them loads transformers, which tiny models need not."""
+    return Family(
+        pipeline=diffusers.QwenImagePipeline,
+        transformer=diffusers.QwenImageTransformer2DModel,
+        vae=diffusers.AutoencoderKLQwenImage,
+        encode=_encode,
+        decode=_decode,
+    )

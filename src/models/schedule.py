@@ -98,6 +98,11 @@ class DynamicShift:
         return _ending_at_zero(sigmas)
 
 
+def image_tokens(height: int, width: int, pixels: int = 16) -> int:
+    """L of an image: tokens of `pixels` x `pixels`."""
+    return (height // pixels) * (width // pixels)
+
+
 def qwen_image_schedule(steps: int, *, image_tokens: int) -> Schedule:
     """Qwen-Image's dynamic shift (its scheduler_config.json)."""
     return DynamicShift(image_tokens, 256, 8192, 0.5, 0.9, terminal=0.02)(steps)

@@ -88,9 +88,43 @@ class FlowSDE:
     def log_prob(self, x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
         """mean_d [-(x' - mean)^2 / (2 std^2)] - log std - log(2 pi) / 2."""
         _refuse_deterministic(self, self.noise_level)
-        squared_B = _mean_square(x_next_BLC.detach().float() - transition.mean_BLC)
-        std_B = transition.std_B
-        return -squared_B / (2 * std_B**2) - torch.log(std_B) - math.log(2 * math.pi) / 2
+        return _gaussian_log_prob(x_next_BLC, transition)
+
+
+@dataclass(frozen=True)
+class DanceSDE:
+    """DanceGRPO's SDE, with equal diffusion at all noise levels (arXiv 2505.07818).
+
+    x0 = x - sigma v;  std = eta sqrt(-dt);  mean = x + v dt + eta^2 (x - (1 - sigma) x0) / (2 sigma^2) dt.
+
+    Args:
+        noise_level: eta >= 0; 0 is the ODE.
+    """
+
+    noise_level: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_level < math.inf:
+            raise ValueError(f"DanceSDE.noise_level must be finite and not negative, got {self.noise_level}")
+
+    def transition(
+        self,
+        x_BLC: torch.Tensor,
+        v_BLC: torch.Tensor,
+        sigma_B: torch.Tensor,
+        sigma_next_B: torch.Tensor,
+        guard: float,
+    ) -> Transition:
+        dt_B = sigma_next_B - sigma_B
+        x, v = x_BLC.float(), v_BLC.float()
+        noise_BLC = x - _per_sample(1 - sigma_B) * (x - _per_sample(sigma_B) * v)
+        drift_BLC = v + _per_sample(self.noise_level**2 / (2 * sigma_B**2)) * noise_BLC
+        return Transition(x + _per_sample(dt_B) * drift_BLC, self.noise_level * torch.sqrt(-dt_B))
+
+    def log_prob(self, x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
+        """As that of `FlowSDE`."""
+        _refuse_deterministic(self, self.noise_level)
+        return _gaussian_log_prob(x_next_BLC, transition)
 
 
 @dataclass(frozen=True)
@@ -163,6 +197,17 @@ def gaussian_kl(transition: Transition, reference_mean_BLC: torch.Tensor) -> tor
     Flow-GRPO divides by 2 sigma_t^2 instead, which gives this times -dt.
     """
     return _mean_square(transition.mean_BLC - reference_mean_BLC) / (2 * transition.std_B**2)
+
+
+def mean_shift(mean_BLC: torch.Tensor, old_mean_BLC: torch.Tensor) -> torch.Tensor:
+    """mean_d (mean - mean_old)^2 of two policies' steps from the same latents: [B]."""
+    return _mean_square(mean_BLC - old_mean_BLC)
+
+
+def _gaussian_log_prob(x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
+    squared_B = _mean_square(x_next_BLC.detach().float() - transition.mean_BLC)
+    std_B = transition.std_B
+    return -squared_B / (2 * std_B**2) - torch.log(std_B) - math.log(2 * math.pi) / 2
 
 
 def _per_sample(values_B: torch.Tensor) -> torch.Tensor:

@@ -171,6 +171,8 @@ KINDS = ("rollout", "train", "explore", "audit", "eval")
 
 MARKS = {
     "killed": "M-5-5L5 5M-5 5L5-5",
+    "preempted": "M-5-5L5 5M-5 5L5-5M-5-5H5",
+    "notice": "M0-6V2M0 5V6",
     "frozen": "M-3-5V5M3-5V5",
     "left": "M-5 0H5",
     "returned": "M0-6L5.5 4H-5.5Z",

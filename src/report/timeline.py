@@ -27,7 +27,7 @@ _KIND_OF_PHASE = {"evaluate": "eval"}
 
 @dataclass(frozen=True)
 class Mark:
-    """A worker's life at one moment: `joined`, `returned`, `killed`, `frozen` or `left`."""
+    """A worker's life at one moment: `joined`, `returned`, `notice`, `preempted`, `killed`, `frozen` or `left`."""
 
     time_s: float
     kind: str
@@ -96,6 +96,10 @@ class _Fold:
         row.marks.append(Mark(float(event["time_s"]), "returned" if row.marks else "joined"))
         self._row_of[event["worker"]] = row
         self._born_s[event["worker"]] = float(event["time_s"])
+
+    def on_notice(self, event: Event) -> None:
+        if event["worker"] in self._born_s:
+            self._row_of[event["worker"]].marks.append(Mark(float(event["time_s"]), "notice"))
 
     def on_worker_lost(self, event: Event) -> None:
         if event["worker"] in self._born_s:

@@ -10,6 +10,7 @@ log-ratio of about c D, so a clip range belongs to a resolution: c = 1e-5 is 0.6
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class LossSums:
         """Means over all pairs; NaN if there are none.
 
         `ratio`; `clipped_low`, `clipped_high`, the shares of pairs whose ratio is below and above the range;
-        `abs_log_ratio`, |log p - log p_old|; `kl` to the reference; `policy_loss`, without KL.
+        `abs_log_ratio`, |log ratio|; `kl` to the reference; `policy_loss`, without KL.
         """
         totals = self.sums_XT.sum(dim=1)
         return dict(zip(_SUMS[1:], (totals[1:] / totals[0]).tolist(), strict=True))
@@ -51,16 +52,78 @@ class LossSums:
 
 
 @dataclass(frozen=True)
+class StepTerms:
+    """What a ratio may need to know of the denoising steps besides their log-probabilities, [K] each.
+
+    `std_K` is the standard deviation of the step's noise, `duration_K` its -dt; `mean_shift_K` the mean over
+    dimensions of (mean - mean_old)^2, how far the policy has moved, with gradient.
+    """
+
+    std_K: Tensor
+    duration_K: Tensor
+    mean_shift_K: Tensor
+
+
+class Ratio(Protocol):
+    """How likely a step is under the current policy, compared with the old one."""
+
+    @property
+    def needs_old_means(self) -> bool:
+        """Whether it needs `StepTerms`, for which the old policy's means are kept."""
+
+    def log_ratio(self, change_K: Tensor, terms: StepTerms | None) -> Tensor:
+        """The logarithm of the ratio, from `change_K` = log p - log p_old."""
+
+    def weights(self, terms: StepTerms | None) -> Tensor | float:
+        """What the policy loss of each pair is multiplied by."""
+
+
+@dataclass(frozen=True)
+class PlainRatio:
+    """exp(log p - log p_old)."""
+
+    needs_old_means: ClassVar[bool] = False
+
+    def log_ratio(self, change_K: Tensor, terms: StepTerms | None) -> Tensor:
+        return change_K
+
+    def weights(self, terms: StepTerms | None) -> Tensor | float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class GuardedRatio:
+    """exp(std (log p - log p_old + mean_d (mean - mean_old)^2 / (2 std^2))), weighted by 1 / -dt  (GRPO-Guard).
+
+    The log-ratio of two Gaussians of equal std has mean -mean_d (mean - mean_old)^2 / (2 std^2) and a spread
+    that grows as 1 / std: so clipping falls on one side, and mostly on the steps of little noise. The first is
+    added back, the second multiplied away, and -dt balances the gradients of the steps (arXiv 2510.22319).
+    """
+
+    needs_old_means: ClassVar[bool] = True
+
+    def log_ratio(self, change_K: Tensor, terms: StepTerms | None) -> Tensor:
+        assert terms is not None
+        return terms.std_K * (change_K + terms.mean_shift_K / (2 * terms.std_K**2))
+
+    def weights(self, terms: StepTerms | None) -> Tensor | float:
+        assert terms is not None
+        return 1 / terms.duration_K
+
+
+@dataclass(frozen=True)
 class ClippedLoss:
-    """L = max(-A ratio, -A clip(ratio, 1 - c, 1 + c)) + beta KL, with ratio = exp(log p - log p_old).
+    """L = w max(-A ratio, -A clip(ratio, 1 - c, 1 + c)) + beta KL.
 
     Args:
         clip_range: c.
         kl_weight: beta.
+        ratio: the ratio of the two policies, and w; exp(log p - log p_old) and 1 by default.
     """
 
     clip_range: float
     kl_weight: float = 0.0
+    ratio: Ratio = PlainRatio()
 
     def __post_init__(self) -> None:
         if not 0 < self.clip_range < 1:
@@ -77,6 +140,7 @@ class ClippedLoss:
         steps_K: Tensor,
         total_steps: int,
         kl_K: Tensor | None = None,
+        terms: StepTerms | None = None,
     ) -> tuple[Tensor, LossSums]:
         """The loss *summed* over the pairs, and its diagnostics.
 
@@ -89,14 +153,15 @@ class ClippedLoss:
             advantages_K: of the sample of each pair.
             steps_K: denoising step of each pair, in 0 .. total_steps - 1.
             kl_K: divergence from the reference policy, with gradient; needed if `kl_weight` is not 0.
+            terms: of the steps; needed if the ratio says so.
 
         Raises:
             ValueError: `kl_K` is missing or cannot give a gradient while `log_probs_K` can.
         """
-        log_ratio_K = log_probs_K - old_log_probs_K.detach()
+        log_ratio_K = self.ratio.log_ratio(log_probs_K - old_log_probs_K.detach(), terms)
         ratio_K = log_ratio_K.exp()
         clipped_K = ratio_K.clamp(1 - self.clip_range, 1 + self.clip_range)
-        policy_K = torch.maximum(-advantages_K * ratio_K, -advantages_K * clipped_K)
+        policy_K = self.ratio.weights(terms) * torch.maximum(-advantages_K * ratio_K, -advantages_K * clipped_K)
         loss = policy_K.sum()
         if self.kl_weight:
             loss = loss + self.kl_weight * self._checked(kl_K, log_probs_K).sum()

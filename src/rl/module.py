@@ -32,6 +32,7 @@ from src.core.types import (
 from src.models.adapter import Conditioning, DiTAdapter
 from src.rl.advantages import Advantages, GroupAdvantage
 from src.rl.audit import AuditPair, audit_statistics, within_variance
+from src.rl.ema import EMA
 from src.rl.geometry import BatchGeometry
 from src.rl.loss import LossSums
 from src.rl.metrics import rollout_metrics, update_metrics
@@ -75,6 +76,7 @@ class FlowGRPO(pl.LightningModule):
         window: the stochastic steps of an iteration.
         trusts: whether log-probabilities made with the arithmetic of a fingerprint are taken as they came; the others
             are computed again.
+        ema: running average of the trained weights, kept beside them.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class FlowGRPO(pl.LightningModule):
         audit: Audit,
         trusts: Callable[[str], bool],
         optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+        ema: EMA | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -104,6 +107,7 @@ class FlowGRPO(pl.LightningModule):
         self.transformer = adapter.transformer  # registered here, so that Lightning sees its parameters
         self.seed_bank = seed_bank
         self.geometry = geometry
+        self.ema = ema
         self.iteration = 0
         """Iterations done. Lightning's global_step stays 0: it sees none of the optimizer steps."""
         self._save_weights = save_weights
@@ -170,14 +174,18 @@ class FlowGRPO(pl.LightningModule):
             advantages_B[rows] = torch.as_tensor(values, dtype=torch.float32, device=self.device)
         cond = self.adapter.encode([batch.prompts[instance].text for instance in rollouts.instances_B])
         spec = self.spec(batch.iteration)
-        old_BS = rollouts.log_probs_BS.clone()
-        untrusted = [row for row, made_by in enumerate(rollouts.fingerprints_B) if not self._trusts(made_by)]
-        if untrusted:
-            with watch.phase("recompute"):
+        old_BS, old_means_BSLC = rollouts.log_probs_BS.clone(), None
+        anew = self._policy_gradient.needs_old_means  # of all: means and log-probabilities must be of one arithmetic
+        makers = enumerate(rollouts.fingerprints_B)
+        untrusted = [row for row, made_by in makers if anew or not self._trusts(made_by)]
+        with watch.phase("recompute"):
+            if anew:
+                old_BS, old_means_BSLC = self._policy_gradient.old_policy(rollouts, cond, spec)
+            elif untrusted:
                 old_BS[untrusted] = self._log_probs(rollouts, cond, spec, untrusted)[untrusted]
         drift_BS = (old_BS - rollouts.log_probs_BS).exp()
         metrics = {"train/ratio_rollout": float(drift_BS.mean()), "train/recomputed": float(len(untrusted))}
-        return TrainingSet(rollouts, cond, spec, advantages_B, old_BS), metrics
+        return TrainingSet(rollouts, cond, spec, advantages_B, old_BS, old_means_BSLC), metrics
 
     def update(self, batch: Batch, data: TrainingSet) -> dict[str, float]:
         """The optimizer updates of the iteration; each takes its share of the groups."""
@@ -192,7 +200,10 @@ class FlowGRPO(pl.LightningModule):
                 done[:] = [self._backward(data, pairs, 1 / count)]
                 return done[0].means()["policy_loss"]
 
-            norms.append(self.updater.apply(batch.iteration * self.geometry.updates + number, closure))
+            serial = batch.iteration * self.geometry.updates + number
+            norms.append(self.updater.apply(serial, closure))
+            if self.ema is not None:
+                self.ema.update(self.trained, serial + 1)
             total = LossSums(self.updater.total(done[0].sums_XT))
             sums, first = sums + total, first if first.pairs else total
         skipped = {"train/skipped_updates": float(self.updater.skipped)}
@@ -316,6 +327,15 @@ class FlowGRPO(pl.LightningModule):
     @property
     def updater(self) -> Updater:
         return cast(Updater, self.trainer.strategy.updater)  # type: ignore[attr-defined]
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The trained parameters by name."""
+        return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+
+    def on_fit_start(self) -> None:
+        if self.ema is not None:
+            self.ema.start(self.trained)  # after the callbacks' hooks: a checkpoint has been loaded by now
 
     @property
     def parameters_trained(self) -> int:

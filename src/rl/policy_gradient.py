@@ -13,8 +13,8 @@ from src.core.types import SampleSpec
 from src.models.adapter import Conditioning
 from src.models.reference import Reference
 from src.models.sampler import Sampler, log_probs_at, step_transition
-from src.models.steps import gaussian_kl
-from src.rl.loss import ClippedLoss, LossSums
+from src.models.steps import Transition, gaussian_kl, mean_shift
+from src.rl.loss import ClippedLoss, LossSums, StepTerms
 from src.rl.rollouts import Pairs, Rollouts
 
 
@@ -23,7 +23,7 @@ class TrainingSet:
     """What the updates of one iteration train on.
 
     `advantages_B` and the prompts' `cond` have a row per sample of `rollouts`; `old_log_probs_BS` are those that the
-    ratio starts from.
+    ratio starts from, and `old_means_BSLC` the means of the steps at that point, where the ratio needs them.
     """
 
     rollouts: Rollouts
@@ -31,6 +31,7 @@ class TrainingSet:
     spec: SampleSpec
     advantages_B: Tensor
     old_log_probs_BS: Tensor
+    old_means_BSLC: Tensor | None = None
 
 
 class PolicyGradient:
@@ -55,6 +56,11 @@ class PolicyGradient:
     def has_kl(self) -> bool:
         """Whether samples of advantage 0 have a gradient too."""
         return self._reference is not None
+
+    @property
+    def needs_old_means(self) -> bool:
+        """Whether the training set has to hold `old_means_BSLC`."""
+        return self._loss.ratio.needs_old_means
 
     def backward(
         self,
@@ -86,48 +92,72 @@ class PolicyGradient:
     @torch.no_grad()
     def log_probs(self, rollouts: Rollouts, cond: Conditioning, spec: SampleSpec, rows: Sequence[int]) -> Tensor:
         """Log-probabilities of all stochastic steps of some samples under the current weights, [rows, S]."""
+        parts = [self._replay(rollouts, cond, spec, part)[0] for part in self._all_pairs(spec, rows)]
+        return torch.cat(parts).reshape(len(rows), -1)
+
+    @torch.no_grad()
+    def old_policy(self, rollouts: Rollouts, cond: Conditioning, spec: SampleSpec) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [B, S] and means [B, S, L, C] of all stochastic steps under the current weights."""
+        replays = [self._replay(rollouts, cond, spec, part) for part in self._all_pairs(spec, range(len(rollouts)))]
+        log_probs_K = torch.cat([log_probs for log_probs, _ in replays])
+        means_KLC = torch.cat([transition.mean_BLC for _, transition in replays])
+        return log_probs_K.reshape(len(rollouts), -1), means_KLC.reshape(rollouts.before_BSLC.shape)
+
+    def _all_pairs(self, spec: SampleSpec, rows: Sequence[int]) -> list[Pairs]:
         slots = range(len(spec.stochastic_steps))
-        pairs = Pairs.of([(row, slot) for row in rows for slot in slots])
-        parts = [self._replay(rollouts, cond, spec, part)[0] for part in pairs.split(self._micro_batch)]
-        return torch.cat(parts).reshape(len(rows), len(slots))
+        return Pairs.of([(row, slot) for row in rows for slot in slots]).split(self._micro_batch)
 
     def _loss_of(self, data: TrainingSet, pairs: Pairs) -> tuple[Tensor, LossSums]:
-        log_probs_K, kl_K = self._replay(data.rollouts, data.cond, data.spec, pairs)
+        log_probs_K, transition = self._replay(data.rollouts, data.cond, data.spec, pairs)
         return self._loss(
             log_probs_K=log_probs_K,
             old_log_probs_K=data.old_log_probs_BS[pairs.row_K, pairs.slot_K],
             advantages_K=data.advantages_B[pairs.row_K],
             steps_K=_steps(data.spec, pairs),
             total_steps=data.spec.steps,
-            kl_K=kl_K,
+            kl_K=self._kl(data, pairs, transition),
+            terms=self._terms(data, pairs, transition),
         )
 
     def _replay(
         self, rollouts: Rollouts, cond: Conditioning, spec: SampleSpec, pairs: Pairs
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Transition]:
+        """Log-probabilities and distributions of the pairs' steps under the current weights."""
         sampler = self._sampler
-        schedule = sampler.schedule_for(spec.steps)
-        before_KLC = rollouts.before_BSLC[pairs.row_K, pairs.slot_K]
-        after_KLC = rollouts.after_BSLC[pairs.row_K, pairs.slot_K]
-        steps_K, cond_K = _steps(spec, pairs), cond.select(pairs.row_K)
-        scale = spec.guidance_scale
-        log_probs_K, transition = log_probs_at(
+        return log_probs_at(
             sampler.adapter,
             sampler.rule,
-            schedule,
-            before_KLC,
-            after_KLC,
-            steps_K,
-            cond_K,
-            guidance_scale=scale,
+            sampler.schedule_for(spec.steps),
+            rollouts.before_BSLC[pairs.row_K, pairs.slot_K],
+            rollouts.after_BSLC[pairs.row_K, pairs.slot_K],
+            _steps(spec, pairs),
+            cond.select(pairs.row_K),
+            guidance_scale=spec.guidance_scale,
         )
+
+    def _kl(self, data: TrainingSet, pairs: Pairs, transition: Transition) -> Tensor | None:
+        """Divergence of the pairs' steps from those of the reference policy."""
         if self._reference is None:
-            return log_probs_K, None
+            return None
+        sampler = self._sampler
         with self._reference.active(sampler.adapter):
             frozen = step_transition(
-                sampler.adapter, sampler.rule, schedule, before_KLC, steps_K, cond_K, guidance_scale=scale
+                sampler.adapter,
+                sampler.rule,
+                sampler.schedule_for(data.spec.steps),
+                data.rollouts.before_BSLC[pairs.row_K, pairs.slot_K],
+                _steps(data.spec, pairs),
+                data.cond.select(pairs.row_K),
+                guidance_scale=data.spec.guidance_scale,
             )
-        return log_probs_K, gaussian_kl(transition, frozen.mean_BLC)
+        return gaussian_kl(transition, frozen.mean_BLC)
+
+    def _terms(self, data: TrainingSet, pairs: Pairs, transition: Transition) -> StepTerms | None:
+        if data.old_means_BSLC is None:
+            return None
+        sigma_K, sigma_next_K = self._sampler.schedule_for(data.spec.steps).at(_steps(data.spec, pairs))
+        old_mean_KLC = data.old_means_BSLC[pairs.row_K, pairs.slot_K]
+        return StepTerms(transition.std_B, sigma_K - sigma_next_K, mean_shift(transition.mean_BLC, old_mean_KLC))
 
 
 def _steps(spec: SampleSpec, pairs: Pairs) -> Tensor:

@@ -31,25 +31,58 @@ class AllButLast:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomWindow:
-    """`size` successive steps among `low .. high - 1`, drawn for each iteration (Flow-GRPO-Fast, MixGRPO)."""
+    """`size` successive steps among `low .. high - 1`, drawn for each iteration (Flow-GRPO-Fast)."""
 
     size: int
     low: int
     high: int
 
     def __post_init__(self) -> None:
-        if self.low < 0:
-            raise ValueError(f"RandomWindow.low must not be negative, got {self.low}")
-        if not 1 <= self.size <= self.high - self.low:
-            raise ValueError(f"RandomWindow.size must be in 1..high-low={self.high - self.low}, got {self.size}")
+        _check_range(self)
 
     def steps(self, total_steps: int, run_seed: int, iteration: int) -> tuple[int, ...]:
-        if self.high >= total_steps:
-            raise ValueError(
-                f"RandomWindow.high must be below steps={total_steps} (the last stays ODE), got {self.high}"
-            )
+        _check_total(self, total_steps)
         start = seeds.generator("window", run_seed, iteration).randint(self.low, self.high - self.size)
         return tuple(range(start, start + self.size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow:
+    """`size` successive steps among `low .. high - 1` that move from noise to image (MixGRPO, arXiv 2507.21802).
+
+    The window moves on by one step every `every` iterations, and from the end back to `low`.
+    """
+
+    size: int
+    low: int
+    high: int
+    every: int
+
+    def __post_init__(self) -> None:
+        _check_range(self)
+        if self.every < 1:
+            raise ValueError(f"SlidingWindow.every must be at least 1, got {self.every}")
+
+    def steps(self, total_steps: int, run_seed: int, iteration: int) -> tuple[int, ...]:
+        _check_total(self, total_steps)
+        positions = self.high - self.low - self.size + 1
+        start = self.low + iteration // self.every % positions
+        return tuple(range(start, start + self.size))
+
+
+def _check_range(window: RandomWindow | SlidingWindow) -> None:
+    name = type(window).__name__
+    if window.low < 0:
+        raise ValueError(f"{name}.low must not be negative, got {window.low}")
+    if not 1 <= window.size <= window.high - window.low:
+        raise ValueError(f"{name}.size must be in 1..high-low={window.high - window.low}, got {window.size}")
+
+
+def _check_total(window: RandomWindow | SlidingWindow, total_steps: int) -> None:
+    if window.high >= total_steps:
+        raise ValueError(
+            f"{type(window).__name__}.high must be below steps={total_steps} (the last stays ODE), got {window.high}"
+        )
 
 
 def trained_steps(

@@ -23,7 +23,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from src.spot import session
 from src.spot.client import call
 from src.spot.coordinator import Coordinator, CoordinatorLost, Lost, News
 from src.spot.host import Host
-from src.spot.process import DEFAULTS, SpotProcess, WorkerSettings
+from src.spot.process import DEFAULTS, Process, WorkerSettings
 from src.spot.session import ray
 
 log = logging.getLogger(__name__)
@@ -49,43 +49,12 @@ _PATIENCE_S = 2.0
 """How long the fleet waits at its end for a coordinator that may be frozen."""
 
 
-class _Process:
-    """A spot worker's process: it has built its engine, or is about to, and waits for somebody to be."""
-
-    def __init__(self, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0).remote()
-        self._pid = self._actor.pid.remote()
-        self.prepared = self._actor.prepare.remote(engine, settings)
-        """The reference that resolves when it has built its engine, or failed to."""
-
-    def run(self, member: Member, host: Any) -> Any:
-        """From now on it is that member. Returns the reference that resolves when it has ended."""
-        return self._actor.run.remote(member, host, self._engine, self._settings)
-
-    @property
-    def is_ready(self) -> bool:
-        return bool(ray.wait([self.prepared], timeout=0)[0])
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal, if the process is there."""
-        if ray.wait([self._pid], timeout=0)[0]:
-            with suppress(ProcessLookupError, ray.exceptions.RayActorError):
-                os.kill(ray.get(self._pid), number)
-
-    def kill(self) -> None:
-        """Ends it at once, also if it is stopped or still starting."""
-        self.send(signal.SIGKILL)
-        ray.kill(self._actor)
-
-
 @dataclass
 class _Slot:
     """A place for a spot worker, the one that is in it now, and how many before it failed in a row."""
 
     member: Member
-    process: _Process
+    process: Process
     failures: int
     doomed: bool = False
     """Its end is no fault of its own."""
@@ -134,7 +103,7 @@ class Fleet:
         self._lives: dict[tuple[str, int], int] = {}  # how many workers each slot of each node has had
         self._present: set[str] = set()  # nodes on which workers are to run
         self._staff: int | None = None  # what the coordinator was told
-        self._spares: deque[_Process] = deque()
+        self._spares: deque[Process] = deque()
         self._ending = threading.Event()
         self._coordinator_lost = threading.Event()
         self._resources = ExitStack()
@@ -242,8 +211,8 @@ class Fleet:
     def _run(self, slot: _Slot) -> None:
         self._slots[slot.process.run(slot.member, self.host)] = slot
 
-    def _process(self) -> _Process:
-        return _Process(self._make_engine, self._settings)
+    def _process(self) -> Process:
+        return Process(self._make_engine, self._settings)
 
     def _keep_spares(self) -> None:
         """Makes one more spare, if they are too few and nobody is starting: a start takes the cores for seconds."""

@@ -1,9 +1,11 @@
-"""The process of a spot worker, as a Ray actor."""
+"""The process of a spot worker: the Ray actor that it is, and the parent's handle on it."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from src.core.protocols import Engine
 from src.core.types import Member
 from src.spot.client import RayTransport
 from src.spot.notices import NoticeSource, Polling, Signs, Sigterm
+from src.spot.session import ray
 from src.spot.worker import Worker, give_way
 
 
@@ -63,3 +66,34 @@ class SpotProcess:
                 commit_every=settings.commit_every,
                 notices=notices,
             ).run()
+
+
+class Process:
+    """A spot worker's process: it has built its engine, or is about to, and waits for somebody to be."""
+
+    def __init__(self, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0).remote()
+        self._pid = self._actor.pid.remote()
+        self.prepared = self._actor.prepare.remote(engine, settings)
+        """The reference that resolves when it has built its engine, or failed to."""
+
+    def run(self, member: Member, host: Any) -> Any:
+        """From now on it is that member. Returns the reference that resolves when it has ended."""
+        return self._actor.run.remote(member, host, self._engine, self._settings)
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(ray.wait([self.prepared], timeout=0)[0])
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, if the process is there."""
+        if ray.wait([self._pid], timeout=0)[0]:
+            with suppress(ProcessLookupError, ray.exceptions.RayActorError):
+                os.kill(ray.get(self._pid), number)
+
+    def kill(self) -> None:
+        """Ends it at once, also if it is stopped or still starting."""
+        self.send(signal.SIGKILL)
+        ray.kill(self._actor)

@@ -31,8 +31,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 
 from src.core.types import (
@@ -73,53 +71,9 @@ from src.spot.messages import (
     Withdraw,
 )
 from src.spot.queue import RequestQueue
-from src.spot.sizing import Speed, lease_size, passes_of
-
-
-@dataclass(slots=True)
-class _Task:
-    """A request until it is closed. Pending: neither `holder` nor `done`."""
-
-    request: SampleRequest
-    granted: list[tuple[str, int]] = field(default_factory=list)
-    """(worker, lease) of every attempt."""
-    holder: int | None = None
-    """The lease that holds it now."""
-    done: bool = False
-    """It has a result, or has failed."""
-    commit: Commit | None = None
-    failures: int = 0
-    """Attempts that count."""
-    spoilt_by: str = ""
-    """The worker of the last of them."""
-    error: str = "no result came back"
-
-    @property
-    def step(self) -> int:
-        """Where it goes on."""
-        return 0 if self.commit is None else self.commit.step
-
-
-@dataclass(slots=True)
-class _Worker:
-    batch_size: int
-    kinds: tuple[RequestKind, ...]
-    leases: set[int] = field(default_factory=set)
-    speed: Speed = field(default_factory=Speed)
-    gone_s: float = inf
-    """When it will be gone, if it is under notice."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """A lease that is outstanding."""
-
-    worker: str
-    lease: Lease
-    granted_s: float
-    deadline_s: float
-    step: int
-    """How far it is, as the worker told."""
+from src.spot.records import OpenLease, Task, WorkerState
+from src.spot.sizing import lease_size, passes_of
+from src.spot.versions import PolicyVersions
 
 
 class Scheduler:
@@ -152,8 +106,6 @@ class Scheduler:
             raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
         if max_leases < max_attempts:
             raise ValueError(f"max_leases must be at least max_attempts={max_attempts}, got {max_leases}")
-        if keep_versions < 2:
-            raise ValueError(f"keep_versions must be at least 2, got {keep_versions}: EXPLORE may be one behind")
         if not lease_target_s >= 0:
             raise ValueError(f"lease_target_s must not be negative, got {lease_target_s}")
         self.lease_s = lease_s
@@ -161,23 +113,22 @@ class Scheduler:
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.max_attempts = max_attempts
         self.max_leases = max_leases
-        self.keep_versions = keep_versions
-        self._versions: dict[PolicyVersion, str] = {}  # version -> checksum, oldest first
-        self._tasks: dict[RequestKey, _Task] = {}
+        self._versions = PolicyVersions(keep_versions)
+        self._tasks: dict[RequestKey, Task] = {}
         self._unfinished: Counter[RequestKind] = Counter()
         self._queue = RequestQueue()
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, WorkerState] = {}
         self._seen_s: OrderedDict[str, float] = OrderedDict()  # watched workers, longest silent first
         self._waiting: OrderedDict[str, None] = OrderedDict()
         self._serving: Counter[RequestKind] = Counter()  # workers that may get leases of a kind
         self._noticed: dict[str, None] = {}
-        self._leases: OrderedDict[int, _Open] = OrderedDict()  # nearest deadline first
+        self._leases: OrderedDict[int, OpenLease] = OrderedDict()  # nearest deadline first
         self._next_lease = 0
 
     @property
     def newest(self) -> PolicyVersion | None:
         """The newest published policy."""
-        return next(reversed(self._versions), None)
+        return self._versions.newest
 
     @property
     def unfinished(self) -> int:
@@ -226,7 +177,7 @@ class Scheduler:
             raise ValueError(f"worker {name} has joined already")
         if join.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {join.batch_size}")
-        self._workers[name] = _Worker(join.batch_size, tuple(sorted(join.kinds)))
+        self._workers[name] = WorkerState(join.batch_size, tuple(sorted(join.kinds)))
         self._serving.update(join.kinds)
         if join.watched:
             self._seen_s[name] = now_s
@@ -287,27 +238,13 @@ class Scheduler:
     # Policies
 
     def _publish(self, version: PolicyVersion, checksum: str) -> list[Action]:
-        newest = self.newest
-        if newest is not None and version <= newest:
-            raise ValueError(f"policy {version} is not newer than the published {newest}")
+        self._versions.check_newer(version)
         for kind in (RequestKind.ROLLOUT, RequestKind.EVAL, RequestKind.AUDIT):
             if count := self._unfinished[kind]:
                 raise ValueError(f"policy {version} would replace the one that {count} open {kind.name}s need")
-        self._versions[version] = checksum
-        used = {open_.lease.policy for open_ in self._leases.values()}
-        used |= self._queue.policies()
-        old = list(self._versions)[: -self.keep_versions]
-        retired = [known for known in old if known not in used]
-        for known in retired:
-            del self._versions[known]
-        return [Retire(known) for known in retired]
-
-    def _check_policy(self, key: RequestKey) -> None:
-        allowed = list(islice(reversed(self._versions), 2 if key.kind is RequestKind.EXPLORE else 1))
-        if key.policy not in allowed:
-            state = "an older one" if key.policy in self._versions else "not known"
-            names = " or ".join(map(str, allowed)) or "none yet"
-            raise ValueError(f"{key.kind.name} needs a published policy ({names}); {key.policy} is {state}")
+        self._versions.publish(version, checksum)
+        used = {open_.lease.policy for open_ in self._leases.values()} | self._queue.policies()
+        return [Retire(known) for known in self._versions.retire(used)]
 
     # Requests
 
@@ -318,9 +255,9 @@ class Scheduler:
         for request in requests:
             if request.key in self._tasks:
                 raise ValueError(f"request is open already: {request.key}")
-            self._check_policy(request.key)
+            self._versions.check(request.key)
         for request in requests:
-            self._tasks[request.key] = _Task(request)
+            self._tasks[request.key] = Task(request)
             self._unfinished[request.key.kind] += 1
             self._queue.append(request)
         return self._dispatch(now_s)
@@ -356,9 +293,9 @@ class Scheduler:
                 accepted += 1
         return [Progress(worker, lease, accepted, len(commits) - accepted)] if commits else []
 
-    def _counts(self, commit: Commit, task: _Task, open_: _Open) -> bool:
+    def _counts(self, commit: Commit, task: Task, open_: OpenLease) -> bool:
         """Whether a commit of the request's holder is ahead, where the worker may be, and of the right weights."""
-        right = commit.weights_checksum == self._versions[commit.key.policy]
+        right = commit.weights_checksum == self._versions.checksum(commit.key.policy)
         return right and task.step < commit.step <= min(open_.step, task.request.spec.steps)
 
     def _results(self, now_s: float, worker: str, lease: int, results: Sequence[SampleResult]) -> list[Action]:
@@ -384,15 +321,12 @@ class Scheduler:
                 if reason is None:
                     task.commit = None
         if open_ is not None and outstanding:
-            actions += self._returned(now_s, open_, spoilt)
+            actions += self._returned(now_s, open_, spoilt) if results else self._given_back(open_)
         return actions + self._dispatch(now_s)
 
-    def _returned(self, now_s: float, open_: _Open, spoilt: Set[RequestKey]) -> list[Action]:
-        """The lease came back from its worker."""
+    def _returned(self, now_s: float, open_: OpenLease, spoilt: Set[RequestKey]) -> list[Action]:
+        """The lease came back from its worker with results."""
         worker, lease = self._workers[open_.worker], open_.lease
-        if open_.worker in self._noticed and self._held(open_):
-            revoke, failed = self._revoke(lease.id, "preempted", spoilt, in_hand=0)
-            return [revoke, *failed]
         worker.speed.measured(
             now_s - open_.granted_s,
             passes=passes_of(len(lease.requests), worker.batch_size),
@@ -401,7 +335,13 @@ class Scheduler:
         self._end(open_)
         return [Finish(open_.worker, lease), *self._give_back(open_, spoilt)]
 
-    def _objection(self, task: _Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
+    def _given_back(self, open_: OpenLease) -> list[Action]:
+        """The lease came back from its worker with nothing but commits, as is to be expected after a notice."""
+        noticed = open_.worker in self._noticed
+        revoke, failed = self._revoke(open_.lease.id, "preempted" if noticed else "given back", in_hand=0)
+        return [revoke, *failed]
+
+    def _objection(self, task: Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
         """Why a result does not count, or None."""
         if task is None:
             return "unknown"
@@ -409,7 +349,7 @@ class Scheduler:
             return "duplicate"
         if (worker, lease) not in task.granted:
             return "not leased"
-        if result.error is None and result.weights_checksum != self._versions[result.key.policy]:
+        if result.error is None and result.weights_checksum != self._versions.checksum(result.key.policy):
             return "checksum"
         return None
 
@@ -457,7 +397,7 @@ class Scheduler:
         deadline_s = now_s + self.lease_s
         lease = Lease(self._next_lease, batch, deadline_s, commits)
         self._next_lease += 1
-        self._leases[lease.id] = _Open(worker, lease, now_s, deadline_s, lease.step)
+        self._leases[lease.id] = OpenLease(worker, lease, now_s, deadline_s, lease.step)
         self._workers[worker].leases.add(lease.id)
         del self._waiting[worker]
         after = {task.granted[-1][1] for task in tasks if task.granted}
@@ -466,23 +406,20 @@ class Scheduler:
             task.granted.append((worker, lease.id))
         return Grant(worker, lease, tuple(sorted(after)))
 
-    def _held(self, open_: _Open) -> int:
+    def _held(self, open_: OpenLease) -> int:
         """Requests of the lease that are still open and its own."""
         tasks = (self._tasks.get(request.key) for request in open_.lease.requests)
         return sum(task is not None and task.holder == open_.lease.id for task in tasks)
 
-    def _end(self, open_: _Open) -> None:
+    def _end(self, open_: OpenLease) -> None:
         del self._leases[open_.lease.id]
         if open_.worker in self._workers:
             self._workers[open_.worker].leases.discard(open_.lease.id)
 
-    def _revoke(
-        self, lease: int, reason: str, spoilt: Set[RequestKey] = frozenset(), *, in_hand: int = 1
-    ) -> tuple[Revoke, list[Fail]]:
+    def _revoke(self, lease: int, reason: str, *, in_hand: int = 1) -> tuple[Revoke, list[Fail]]:
         """Ends a lease; `in_hand` steps beyond what its worker told were begun."""
         open_ = self._leases[lease]
-        if reason == "failed":
-            spoilt = {request.key for request in open_.lease.requests}
+        spoilt = {request.key for request in open_.lease.requests} if reason == "failed" else set()
         unfinished = committed = lost = 0
         for request in open_.lease.requests:
             task = self._tasks.get(request.key)
@@ -490,13 +427,12 @@ class Scheduler:
                 unfinished += 1
                 committed += task.step - open_.lease.step
                 lost += min(open_.step + in_hand, request.spec.steps) - task.step
-                if request.key not in spoilt or reason == "failed":
-                    task.error = f"lease of {open_.worker} ended: {reason}"
+                task.error = f"lease of {open_.worker} ended: {reason}"
         self._end(open_)
         revoke = Revoke(open_.worker, open_.lease, unfinished, reason, committed, lost)
         return revoke, self._give_back(open_, spoilt)
 
-    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[Fail]:
+    def _give_back(self, open_: OpenLease, spoilt: Set[RequestKey]) -> list[Fail]:
         """Puts what the lease left unfinished back to the head of its queue, in order, or gives it up.
 
         `spoilt` are those whose attempt counts.
@@ -521,7 +457,7 @@ class Scheduler:
             self._settle(task)
         return failed[::-1]
 
-    def _settle(self, task: _Task) -> None:
+    def _settle(self, task: Task) -> None:
         """The request needs no more work, wherever it is."""
         self._queue.discard(task.request, task.step, task.spoilt_by)
         task.done = True

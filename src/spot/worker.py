@@ -150,8 +150,8 @@ class Worker:
         while not ended.is_set():
             notice = source.wait(_LOOK_S)
             if notice is not None and notice.grace_s < math.inf:  # a risk alone is no reason to give work back
+                self._transport.notice(self.name, notice.grace_s)  # first: the worker may end as soon as it knows
                 self._noticed.set()
-                self._transport.notice(self.name, notice.grace_s)
 
 
 def give_way(*, niceness: int, cpus: Sequence[int] = ()) -> None:

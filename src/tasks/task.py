@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from src.core.types import Prompt
 
 
-class RenderedTask(Protocol):
-    """A text-to-image task whose true images can be drawn.
+class Task(Protocol):
+    """Prompts to post-train on, and others to evaluate on.
 
     Prompt sets are functions of a fixed seed, never of the run's seed: every run trains and evaluates on the
     same prompts.
@@ -22,6 +22,20 @@ class RenderedTask(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Prompts for post-training."""
+        ...
+
+    @property
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Prompts for evaluation only."""
+        ...
+
+
+class RenderedTask(Task, Protocol):
+    """A text-to-image task whose true images can be drawn."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -38,18 +52,8 @@ class RenderedTask(Protocol):
         """(height, width, channels) of the images."""
         ...
 
-    @property
-    def train_prompts(self) -> Sequence[Prompt]:
-        """Prompts for post-training."""
-        ...
-
-    @property
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Prompts for evaluation only: `sample_prompt` never returns one of them."""
-        ...
-
     def sample_prompt(self, rng: np.random.Generator) -> Prompt:
-        """Draw a prompt for pretraining, from all that are not held out."""
+        """Draw a prompt for pretraining; never one that is held out."""
         ...
 
     def render(self, prompt: Prompt, rng: np.random.Generator) -> NDArray[np.uint8]:

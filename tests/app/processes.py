@@ -47,14 +47,16 @@ def train(folder: Path | None, *overrides: str, timeout_s: float = 100.0) -> sub
 
 
 @contextmanager
-def started(folder: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that goes on; it is killed at the end if it still does."""
+def started(folder: Path, *overrides: str, own_group: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A run that goes on; it is killed at the end if it still does. In a process group of its own, it can be signalled
+    with what it started and without the tests."""
     process = subprocess.Popen(
         command(folder, *overrides),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        start_new_session=own_group,
     )
     try:
         yield process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -74,10 +73,12 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Rows of metrics.jsonl without times, which differ from run to run; NaN is None, to compare equal."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line, parse_constant=lambda _: None) for line in lines]
-        return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows]
+        """Rows of metrics.jsonl without times and costs, which differ from run to run."""
+        rows = [
+            {name: value for name, value in row.items() if not name.startswith(("time", "cost/"))}
+            for row in read_jsonl(self.folder / "metrics.jsonl")
+        ]
+        return [row for row in rows if row.keys() > {"step"}]
 
     def metric(self, name: str) -> list[float]:
         """All values of one metric, in order."""

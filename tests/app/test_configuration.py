@@ -6,18 +6,25 @@ import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import transformers
 from hydra.errors import ConfigCompositionException
 from hydra.utils import get_method, instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from src.app.config import ConfigError, build, spot_places
+from src.core.types import Prompt
+from src.rl.rewards import clip, geneval
 from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
 
 GROUPS = sorted(folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir())
 OPTIONS = [(file.parent.name, file.stem) for group in GROUPS for file in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]
 DEFAULTS = " ".join(str(entry) for entry in OmegaConf.load(ROOT / "conf" / "train.yaml").defaults)
 SMALL = (
     "debug=fast",
@@ -43,34 +50,84 @@ def test_there_is_an_option_for_every_group_of_the_interface():
     assert set(interface.split()) <= {group for group, _ in OPTIONS}
 
 
+class Downloaded(SimpleNamespace):
+    """Stands in for weights from the hub: every name is built with the arguments of the configuration."""
+
+    def __init__(self) -> None:
+        super().__init__(logit_scale=torch.zeros(()), config=SimpleNamespace(num_labels=80))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self
+
+
+@pytest.fixture
+def _hub(monkeypatch):
+    for module in (clip, geneval):
+        monkeypatch.setattr(module, "load_clip", lambda *args: (Downloaded(), Downloaded()))
+    for loader in (transformers.Mask2FormerForUniversalSegmentation, transformers.AutoImageProcessor):
+        monkeypatch.setattr(loader, "from_pretrained", lambda *args, **kwargs: Downloaded())
+
+
+def with_option(group: str, option: str) -> DictConfig:
+    return composed("paths.output_dir=/nowhere", f"{group}={option}" if group in DEFAULTS else f"+{group}={option}")
+
+
+UNFINISHED = [(group, option) for group, option in OPTIONS if OmegaConf.missing_keys(with_option(group, option))]
+"""The user has to give a value."""
+
+
+def test_only_options_for_the_user_s_own_data_lack_a_value():
+    assert ("prices", "table") in UNFINISHED
+    assert {group for group, _ in UNFINISHED} <= {"prices", "data", "experiment"}
+
+
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
-def test_every_option_composes_and_builds(tmp_path, group, option):
-    chosen = f"{group}={option}" if group in DEFAULTS else f"+{group}={option}"
-    config = composed(f"paths.output_dir={tmp_path}", chosen)
-    assert callable(get_method(config.job))
-    if OmegaConf.missing_keys(config):
-        return  # the user has to give a value
+def test_every_option_names_a_job(group, option):
+    assert callable(get_method(with_option(group, option).job))
+
+
+@pytest.mark.usefixtures("_hub")
+@pytest.mark.parametrize(("group", "option"), sorted({*OPTIONS} - {*UNFINISHED}), ids=lambda value: str(value))
+def test_every_option_composes_and_builds(group, option):
+    config = with_option(group, option)
     resolved = OmegaConf.to_container(config, resolve=True)
-    built = instantiate(resolved)  # finds a misspelt argument of every class, partials apart
-    for waiting in partials(OmegaConf.to_container(built) if OmegaConf.is_config(built) else built):
+    built = instantiate(resolved, _convert_="all")  # finds a misspelt argument of every class, partials apart
+    for waiting in partials(built):
         inspect.signature(waiting.func).bind_partial(*waiting.args, **waiting.keywords)
 
 
-@pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
+def trains_here(experiment: str) -> bool:
+    """Pretraining and published models have tests of their own."""
+    config = composed(f"experiment={experiment}")
+    return config.job == "src.app.job.post_train" and not config.model.load
+
+
+POST_TRAINING = [name for name in EXPERIMENTS if trains_here(name)]
+
+
+@pytest.mark.parametrize("experiment", POST_TRAINING)
 def test_every_experiment_runs(tmp_path, experiment):
-    if composed(f"experiment={experiment}").job != "src.app.job.post_train":
-        return  # composed and built above; its job has tests of its own
     run = run_inline(tmp_path / "run", f"experiment={experiment}", *SMALL)
     assert [row["step"] for row in run.metrics if "train/reward" in row] == [1, 2]
     assert run.metric("explore/explored") == [8]
     assert len(run.metric("eval/reward")) == 3
 
 
-@pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_says_how_to_run_it(experiment):
     text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert any(f"python train.py experiment={experiment}" in line for line in header)
+
+
+def test_rewards_can_be_added_up_in_a_configuration():
+    term = {"_target_": "src.rl.rewards.combine.Term"}
+    bright = {"_target_": "src.rl.rewards.brightness.BrightnessReward"}
+    small = {"_target_": "src.rl.rewards.jpeg.JPEGCompressibility"}
+    terms = {"bright": {**term, "reward": bright, "weight": 2.0}, "small": {**term, "reward": small, "weight": 0.0}}
+    reward = build({"_target_": "src.rl.rewards.combine.WeightedSum", "terms": terms}, "reward.reward")
+    assert reward.name == "bright+small"
+    assert reward.score(np.full((1, 4, 4, 3), 255, np.uint8), [Prompt(0, "")]).tolist() == [2.0]
 
 
 def test_a_missing_or_misspelt_name_is_an_error():
@@ -111,6 +168,8 @@ BAD_VALUES = {
     "cluster.workers_per_node=0": ["cluster.workers_per_node", "got 0"],
     "cluster.spares=1.5": ["cluster.spares", "1.5"],
     "cluster.commit_every=-1": ["cluster.commit_every", "got -1"],
+    "cluster.cpus=[99999]": ["cluster.cpus", "got [99999]"],
+    "cluster.cpus=1": ["cluster.cpus", "1"],
     "cluster.lease_target_s=-1": ["cluster.lease_target_s", "got -1"],
     "cluster.notices={_target_: src.spot.clouds.AwsSigns, adress: a}": ["cluster.notices", "adress"],
     "market.grace_s=soon": ["market.grace_s", "'soon'"],

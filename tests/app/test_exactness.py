@@ -1,4 +1,4 @@
-"""What does not change the result, to the last bit: workers, batches, micro-batches of samples, timing."""
+"""What does not change the result: workers and timing, to the last bit; the shape of batches, up to rounding."""
 
 from __future__ import annotations
 
@@ -18,14 +18,34 @@ def test_the_number_of_workers_changes_nothing(inline, plain: Run, workers):
     assert len(spot) == workers
 
 
-@pytest.mark.parametrize("batch_size", [4, 5, 32])
-def test_the_size_of_a_batch_changes_no_sample(inline, plain: Run, batch_size):
-    """Forward passes of other shapes may use other kernels; from four rows on, this model's are alike."""
-    run = inline("trainer.max_steps=4", f"model.batch_size={batch_size}")
-    assert [event["results"] for event in run.events("explored")] == [
-        event["results"] for event in plain.events("explored")
-    ]
-    assert_same_tensors(run.policy, plain.policy)
+ROUNDING = 1e-3
+"""By how much rewards may differ between fingerprints that differ in the shape of a batch only: other kernels round the
+latents differently, and a few pixels then fall on the other side of a rounding to eight bits."""
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 32])
+def test_the_size_of_a_batch_changes_samples_by_no_more_than_rounding(inline, plain: Run, batch_size):
+    """Compared before the first update: afterwards a selection that turns on the last bit may lead elsewhere."""
+    run = inline("trainer.max_steps=2", f"model.batch_size={batch_size}")
+    assert fingerprint(run) != fingerprint(plain)
+    mine, theirs = (first_rewards(found) for found in (run, plain))
+    assert mine.keys() == theirs.keys()
+    assert mine == pytest.approx(theirs, abs=ROUNDING)
+    for name in ("eval/reward", "train/reward"):
+        assert run.metric(name)[0] == pytest.approx(plain.metric(name)[0], abs=ROUNDING)
+    assert run.metric("train/grad_norm")[0] == pytest.approx(plain.metric("train/grad_norm")[0], rel=ROUNDING)
+
+
+def fingerprint(run: Run) -> str:
+    """The one of all its processes."""
+    (found,) = {event["fingerprint"] for event in run.events("worker_joined")}
+    return str(found)
+
+
+def first_rewards(run: Run) -> dict[tuple[int, int], float]:
+    """By (instance, seed), of what was explored before the first update."""
+    rows = run.events("explored")[0]["results"]
+    return {(row["instance"], row["seed"]): row["reward"] for row in rows}
 
 
 def test_replay_repeats_a_run_without_workers(inline, plain: Run):

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,56 @@ def test_a_stopped_run_saves_ends_with_130_and_goes_on(tmp_path, plain: Run, num
     assert checkpoint.load(saved).state["iteration"] < 4
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert_same_run(resumed(folder), plain)
+
+
+@pytest.mark.parametrize("reach", ["group", "all"])
+def test_a_signal_to_every_process_saves_too(tmp_path, plain: Run, reach):
+    """As a terminal or batch system sends it to the process group, and systemd or Slurm to whatever is in the job."""
+    folder = tmp_path / "run"
+    with started(folder, *FOUR, "callbacks.checkpoint.every=100", own_group=True) as parent:
+        scratch = scratch_of(parent.pid)
+        wait_for("an iteration", lambda: any(e["name"] == "train" for e in of_kind(folder, "phase")))
+        if reach == "group":
+            os.killpg(parent.pid, signal.SIGTERM)
+        else:
+            for pid in {parent.pid, *living(scratch)}:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        code, _, stderr = finish(parent, timeout_s=120)
+    assert code == 130, stderr
+    assert stderr.splitlines()[-1].startswith("error: stopped by SIGTERM; go on with ckpt_path=last")
+    assert_gone(scratch)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert len(checkpoint.found(folder / CHECKPOINTS)) == 1
+    assert_same_run(resumed(folder), plain)
+
+
+def test_two_signals_at_the_start_end_at_once(tmp_path):
+    folder = tmp_path / "run"
+    with started(folder, *LONG) as parent:
+        scratch = scratch_of(parent.pid)
+        parent.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        parent.send_signal(signal.SIGINT)
+        code, _, stderr = finish(parent, timeout_s=60)
+    assert code == 130, stderr
+    assert "Traceback" not in stderr
+    assert_gone(scratch)
+
+
+def test_a_frozen_coordinator_does_not_keep_a_job_from_ending(tmp_path):
+    folder = tmp_path / "run"
+    with started(folder, *LONG) as parent:
+        scratch = scratch_of(parent.pid)
+        wait_for("exploration", lambda: explores(folder))
+        os.kill(coordinator_of(scratch, folder), signal.SIGSTOP)
+        parent.send_signal(signal.SIGINT)
+        time.sleep(1.0)  # it is noted, and the coordinator is told, who does not answer
+        parent.send_signal(signal.SIGINT)
+        code, _, stderr = finish(parent, timeout_s=60)
+    assert code == 130, stderr
+    assert "Traceback" not in stderr
+    assert_gone(scratch)
 
 
 def test_a_signal_before_training_ends_with_130(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from src.core.types import RequestKind, SampleRequest
 from src.models.blobs import from_blob, to_blob
-from tests.app.runs import Run
+from tests.app.runs import Run, assert_same_run
 
 CHUNKS = "algo.micro_batch=5"
 
@@ -27,10 +27,13 @@ def test_steps_count_iterations_and_not_optimizer_updates(inline, updates):
     assert steps == 3 * updates
 
 
-def test_a_run_learns_something(plain: Run, inline):
-    one = inline("trainer.max_steps=1")
-    assert any(not one.policy[name].equal(plain.policy[name]) for name in one.policy)
-    assert all(norm > 0 for norm in plain.metric("train/grad_norm"))
+def test_a_run_learns_what_is_rewarded(inline):
+    """The digits become brighter; a twelfth of the way in six iterations, where the sign of the gradient is right."""
+    run = inline(*brightness(0.0), "trainer.max_steps=6", "algo.optimizer.lr=2.0e-3", "algo.warmup_updates=0")
+    before, *_, after = run.metric("eval/reward")
+    assert after > before + 0.1
+    assert run.metric("train/reward")[-1] > run.metric("train/reward")[0] + 0.1
+    assert all(norm > 0 for norm in run.metric("train/grad_norm"))
 
 
 def test_the_ratio_before_the_first_update_is_one(plain: Run):
@@ -212,3 +215,33 @@ def test_kl_is_measured_from_where_the_run_began(inline, plain: Run):
     first, second = run.metric("train/kl")
     assert first == pytest.approx(0.0, abs=1e-12)
     assert second > 1e-9
+
+
+# ---------------------------------------------------------------- the family of algorithms
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algo=grpo_guard",),
+        ("algo=dance_grpo", "algo.steps=4", "algo.eval_steps=4"),
+        ("algo=mix_grpo", "algo.window.high=2", "algo.window.size=1", "algo.window.every=1", "algo.trained_steps=1"),
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_every_algorithm_trains_and_starts_at_ratio_one(inline, overrides):
+    trained = () if any("trained_steps" in text for text in overrides) else ("algo.trained_steps=2",)
+    run = inline(*overrides, "algo.steps=3", "algo.eval_steps=3", *trained, *overrides[1:], "trainer.max_steps=2")
+    assert run.metric("train/ratio_first") == pytest.approx([1.0] * 2, abs=1e-6)
+    assert all(norm > 0 for norm in run.metric("train/grad_norm"))
+
+
+def test_the_running_average_of_the_weights_survives_a_resume(inline):
+    ema = "algo.ema={_target_: src.rl.ema.EMA, decay: 0.5, every: 1}"
+    whole = inline("trainer.max_steps=4", ema)
+    average, policy = whole.checkpoint.tensors["ema"], whole.policy
+    assert average.keys() == policy.keys()
+    assert any(not average[name].equal(policy[name]) for name in policy)
+    halves = inline("trainer.max_steps=4", ema, stop_after=2)
+    halves = inline("trainer.max_steps=4", ema, folder=halves.folder, ckpt_path="last")
+    assert_same_run(halves, whole)

@@ -35,7 +35,9 @@ class FakeEngine:
     def load_weights(self, folder: Path) -> str:
         return "w"
 
-    def serve(self, requests: Sequence[SampleRequest], worker: str) -> tuple[list[SampleResult], WorkReport]:
+    def serve(
+        self, requests: Sequence[SampleRequest], worker: str, **_: object
+    ) -> tuple[list[SampleResult], WorkReport]:
         self.asked += requests
         made = [SampleResult(request.key, worker, "w", reward=self.worth) for request in requests]
         return made, WorkReport(0.0, 0.0, 0.0, len(requests))
@@ -88,4 +90,4 @@ def test_the_reusing_cluster_generates_only_what_was_not_explored(tmp_path: Path
 
 def test_arms_are_named_after_their_key() -> None:
     assert all(name == arm.name for name, arm in ARMS.items())
-    assert [arm.candidates for arm in ARMS.values()] == [0, 2, 4, 2, 4, 4, 4]
+    assert [arm.candidates for arm in ARMS.values()] == [0, 0, 2, 4, 2, 4, 4, 4]

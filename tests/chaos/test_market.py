@@ -58,10 +58,10 @@ def check_losses(log: list[dict[str, Any]]) -> Counter[str]:
 def test_a_run_on_a_dense_market_loses_nothing(tmp_path: Path) -> None:
     trace = dense_trace(tmp_path / "dense.csv")
     market = ["market=replay", f"market.trace={trace}", f"market.nodes={NODES}", "market.time_scale=1"]
-    cluster = [f"cluster.commit_every={COMMIT_EVERY}", "cluster.spares=2", "market.grace_s=1.5"]
-    batch = ["planner.seeds_per_prompt=256", "algo.group_size=16", "trainer.max_steps=16"]
+    cluster = [f"cluster.commit_every={COMMIT_EVERY}", f"cluster.spares={NODES}", "market.grace_s=1.5"]
+    batch = ["planner.seeds_per_prompt=128", "algo.group_size=16", "trainer.max_steps=12"]
     folder = tmp_path / "run"
-    done = train(folder, *JOB, *batch, *market, *cluster, "callbacks.evaluate.every=8", timeout_s=800)
+    done = train(folder, *JOB, *batch, *market, *cluster, "callbacks.evaluate.every=12", timeout_s=800)
     assert done.returncode == 0, done.stderr
     log = events(folder)
     figures = check_losses(log)
@@ -70,17 +70,17 @@ def test_a_run_on_a_dense_market_loses_nothing(tmp_path: Path) -> None:
     starts = [e["start_s"] for e in log if e["kind"] == "lease_granted" and "start_s" in e and "spot" in e["worker"]]
     print(f"{dict(reasons)} {dict(figures)}, {summary['wall_s']:.0f} s, first leases after {sorted(starts)} s")
 
-    assert summary["preemptions"] >= 5
+    assert summary["preemptions"] >= 3
     assert reasons["killed"] == 0  # everybody had notice
     assert summary["failed_samples"] == 0
     assert summary["lost_steps"] == figures["repeated_steps"]
     for event in (e for e in log if e["kind"] == "explored"):  # debug=fast waits for all
         assert Counter((row["instance"], row["seed"]) for row in event["results"]).most_common(1)[0][1] == 1
-        assert len(event["results"]) == 3 * 256
+        assert len(event["results"]) == 3 * 128
     closed = [e for e in log if e["kind"] == "closed"]
     assert all(e["dropped"] == 0 for e in closed)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     priced = [row["cost/usd"] for row in rows if "cost/usd" in row]
-    assert len(priced) == 16
+    assert len(priced) == 12
     assert priced == sorted(priced)
     assert summary["gpu_s"]["spot_explore"] > 0

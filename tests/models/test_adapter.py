@@ -73,6 +73,16 @@ def test_each_text_is_encoded_once_and_alone(adapter: QwenImageAdapter) -> None:
     assert encoder.calls[2:] == [["b"], ["b"]]
 
 
+def test_the_encodings_used_last_are_kept(adapter: QwenImageAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("src.models.adapter.CACHED_TEXTS", 2)
+    encoder = CountingEncoder()
+    adapter.prompt_encoder, adapter.cache_prompts = encoder, True
+    for texts in (["a"], ["bb"], ["a"], ["ccc"], ["a"], ["bb"]):
+        adapter.encode(texts)
+    assert encoder.calls == [["a"], ["bb"], ["ccc"], ["bb"]]
+    assert len(adapter.encode(["a", "bb", "ccc", "d"])) == 4  # more at once than are kept
+
+
 # ---------------------------------------------------------------- prediction and guidance
 
 

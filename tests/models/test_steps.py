@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch.distributions import Normal
 
 from src.models.schedule import Schedule, flow_match_schedule
-from src.models.steps import CPS, ODE, FlowSDE, StepRule, Transition, gaussian_kl
+from src.models.steps import CPS, ODE, DanceSDE, FlowSDE, StepRule, Transition, gaussian_kl
 
 LEVELS = st.floats(0.05, 1.0)
-RULES: list[StepRule] = [FlowSDE(0.7), CPS(0.7)]
+RULES: list[StepRule] = [FlowSDE(0.7), CPS(0.7), DanceSDE(0.3)]
 
 
 def latents(seed: int, batch: int = 3) -> torch.Tensor:
@@ -47,6 +47,30 @@ def test_flow_sde_against_the_formula_in_float64(level: float, sigma: float, fra
     torch.testing.assert_close(moved.mean_BLC.double(), mean, rtol=1e-4, atol=1e-4)
     assert moved.std_B.tolist() == pytest.approx([diffusion * math.sqrt(-dt)] * 3, rel=1e-4, abs=1e-6)
     torch.testing.assert_close((1 - sigma) * x0 + sigma * eps, x64)
+
+
+@given(eta=LEVELS, sigma=st.floats(0.05, 1.0), fraction=st.floats(0.0, 0.95))
+def test_dance_sde_against_the_formula_in_float64(eta: float, sigma: float, fraction: float) -> None:
+    """The drift is the ODE's minus eta^2 / 2 times the score, which is -(x - (1 - sigma) x0) / sigma^2."""
+    sigma_next = sigma * fraction
+    x, v = latents(0), latents(1)
+    moved = DanceSDE(eta).transition(x, v, torch.full((3,), sigma), torch.full((3,), sigma_next), 0.97)
+    dt = sigma_next - sigma
+    x64, v64 = x.double(), v.double()
+    score = -(x64 - (1 - sigma) * (x64 - sigma * v64)) / sigma**2
+    mean = x64 + (v64 - eta**2 / 2 * score) * dt
+    torch.testing.assert_close(moved.mean_BLC.double(), mean, rtol=1e-4, atol=1e-3)
+    assert moved.std_B.tolist() == pytest.approx([eta * math.sqrt(-dt)] * 3, rel=1e-4, abs=1e-6)
+
+
+def test_dance_sde_keeps_the_marginals_of_flow_sde_where_their_diffusions_agree() -> None:
+    """Flow-SDE's diffusion is a sqrt(sigma / (1 - sigma)): with eta equal to it both rules are one."""
+    sigma, sigma_next = torch.full((3,), 0.5), torch.full((3,), 0.4)
+    flow, dance = (
+        rule.transition(latents(0), latents(1), sigma, sigma_next, 0.9) for rule in (FlowSDE(0.6), DanceSDE(0.6))
+    )
+    torch.testing.assert_close(dance.mean_BLC, flow.mean_BLC)
+    torch.testing.assert_close(dance.std_B, flow.std_B)
 
 
 @given(level=LEVELS, step=st.integers(0, 8))
@@ -164,5 +188,7 @@ def test_noise_levels_are_checked() -> None:
     for level in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match=r"FlowSDE\.noise_level"):
             FlowSDE(level)
+        with pytest.raises(ValueError, match=r"DanceSDE\.noise_level"):
+            DanceSDE(level)
     with pytest.raises(ValueError, match=r"CPS\.noise_level must lie in \[0, 1\], got 1\.2"):
         CPS(1.2)

@@ -37,8 +37,10 @@ def test_a_worker_that_returns_continues_its_row() -> None:
             granted(2, 1, "w.0"),
             over(4, 1),
             granted(5, 2, "w.0"),
+            {"time_s": 5.5, "kind": "notice", "worker": "w.0", "grace_s": 2.0, "requests": 8},
+            {"time_s": 5.6, "kind": "notice", "worker": "somebody", "grace_s": 2.0, "requests": 0},
             over(6, 2, "lease_lost"),
-            lost(6, "w.0", "killed"),
+            lost(6, "w.0", "preempted"),
             joined(9, "w.1", 0),
             granted(10, 3, "w.1", "rollout"),
             over(12, 3),
@@ -51,7 +53,7 @@ def test_a_worker_that_returns_continues_its_row() -> None:
         Span(5, 6, "explore", "explore, iteration 3, 8 samples, lost", lost=True),
         Span(10, 12, "rollout", "rollout, iteration 3, 8 samples"),
     ]
-    assert row.marks == [Mark(1, "joined"), Mark(6, "killed"), Mark(9, "returned")]
+    assert row.marks == [Mark(1, "joined"), Mark(5.5, "notice"), Mark(6, "preempted"), Mark(9, "returned")]
     assert row.alive == [(1, 6), (9, 12)]
     assert (row.busy_s(), row.busy_s("explore"), row.alive_s) == (4, 2, 8)
     assert who.end_s == 12

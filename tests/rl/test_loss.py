@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from src.rl.loss import ClippedLoss, LossSums
+from src.rl.loss import ClippedLoss, GuardedRatio, LossSums, StepTerms
 
 PAIRS, STEPS = 24, 5
 
@@ -191,3 +191,34 @@ def test_no_pairs_have_no_means():
 def test_settings_are_checked(field: str, value: float):
     with pytest.raises(ValueError, match=rf"ClippedLoss\.{field} must .*, got {value}"):
         ClippedLoss(**{"clip_range": 0.1, field: value})
+
+
+def test_the_guarded_ratio_equals_the_formula_pair_by_pair():
+    generator = torch.Generator().manual_seed(1)
+    mean, old_mean, noise = torch.randn(3, PAIRS, 40, generator=generator, dtype=torch.float64)
+    mean = old_mean + 0.02 * mean
+    std = torch.linspace(0.05, 0.9, PAIRS, dtype=torch.float64)
+    duration = torch.linspace(0.01, 0.3, PAIRS, dtype=torch.float64)
+    x = old_mean + std[:, None] * noise
+    advantages, c = torch.randn(PAIRS, generator=generator, dtype=torch.float64), 0.002
+
+    def log_prob(centre: Tensor) -> Tensor:
+        return -((x - centre) ** 2).mean(dim=1) / (2 * std**2) - std.log()
+
+    total, sums = ClippedLoss(clip_range=c, ratio=GuardedRatio())(
+        log_probs_K=log_prob(mean),
+        old_log_probs_K=log_prob(old_mean),
+        advantages_K=advantages,
+        steps_K=torch.zeros(PAIRS, dtype=torch.long),
+        total_steps=1,
+        terms=StepTerms(std, duration, ((mean - old_mean) ** 2).mean(dim=1)),
+    )
+    ratios = ((mean - old_mean) * noise).mean(dim=1).exp()  # what is left of the formula: the noise's own direction
+    expected = sum(
+        max(-float(a) * float(r), -float(a) * min(max(float(r), 1 - c), 1 + c)) / float(d)
+        for a, r, d in zip(advantages, ratios, duration, strict=True)
+    )
+    assert float(total) == pytest.approx(expected, rel=1e-12)
+    assert sums.means()["ratio"] == pytest.approx(float(ratios.mean()), rel=1e-12)
+    assert 0 < sums.means()["clipped_low"] < 1
+    assert 0 < sums.means()["clipped_high"] < 1

@@ -1,5 +1,7 @@
 """The replay of denoising steps on a tiny random model: ratio one, micro-batches, KL."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from src.models.reference import FrozenCopy, Reference
 from src.models.sampler import Sampler
 from src.models.schedule import flow_match_schedule
 from src.models.steps import CPS, FlowSDE
-from src.rl.loss import ClippedLoss
+from src.rl.loss import ClippedLoss, GuardedRatio
 from src.rl.policy_gradient import PolicyGradient, TrainingSet
 from src.rl.rollouts import Pairs, Rollouts
 from tests.models.lively import lively_adapter
@@ -88,6 +90,32 @@ def test_the_ratio_is_one_before_the_first_update(rule: FlowSDE | CPS, stored_dt
     assert sums.means()["clipped_low"] == sums.means()["clipped_high"] == 0.0
     recomputed = policy.log_probs(data.rollouts, data.cond, SPEC, range(SAMPLES))
     torch.testing.assert_close(recomputed, data.old_log_probs_BS, rtol=0, atol=5e-6)
+
+
+def test_the_guarded_ratio_is_one_before_the_first_update_and_centred_after_it():
+    """Without the guard the log-ratio is below zero on average, by the shift of the means; with it, around zero."""
+    sampler = make_sampler(FlowSDE(noise_level=0.7))
+    policy = PolicyGradient(
+        sampler=sampler,
+        loss=ClippedLoss(clip_range=1e-5, ratio=GuardedRatio()),
+        reference=None,
+        micro_batch=len(ALL_PAIRS),
+    )
+    assert policy.needs_old_means
+    data = roll_out(sampler)
+    old_BS, means_BSLC = policy.old_policy(data.rollouts, data.cond, SPEC)
+    torch.testing.assert_close(old_BS, data.old_log_probs_BS, rtol=0, atol=5e-6)
+    data = replace(data, old_log_probs_BS=old_BS, old_means_BSLC=means_BSLC)
+    sums = policy.backward(data, ALL_PAIRS, scale=1.0, backward=lambda part: part.backward())
+    assert sums.means()["abs_log_ratio"] == 0.0
+    move(sampler)
+    guarded = policy.backward(data, ALL_PAIRS, scale=1.0, backward=lambda part: part.backward()).means()
+    plain = PolicyGradient(
+        sampler=sampler, loss=ClippedLoss(clip_range=1e-5), reference=None, micro_batch=len(ALL_PAIRS)
+    )
+    unguarded = plain.backward(data, ALL_PAIRS, scale=1.0, backward=lambda part: part.backward()).means()
+    assert unguarded["ratio"] < 1 - 1e-3
+    assert abs(guarded["ratio"] - 1) < 0.2 * (1 - unguarded["ratio"])
 
 
 def test_a_step_that_is_off_by_one_would_be_seen():

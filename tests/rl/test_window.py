@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from src.rl.window import AllButLast, RandomWindow, trained_steps
+from src.rl.window import AllButLast, RandomWindow, SlidingWindow, trained_steps
 
 
 def test_all_but_the_last_step():
@@ -47,6 +47,18 @@ def test_the_last_step_is_never_stochastic():
 def test_a_window_that_does_not_fit_is_refused(size: int, low: int, high: int, message: str):
     with pytest.raises(ValueError, match=message):
         RandomWindow(size=size, low=low, high=high)
+
+
+def test_a_sliding_window_moves_on_and_starts_over():
+    window = SlidingWindow(size=2, low=1, high=5, every=3)
+    assert [window.steps(8, 7, iteration)[0] for iteration in range(12)] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 1, 1, 1]
+    assert window.steps(8, 0, 3) == (2, 3), "the run's seed does not matter"
+    with pytest.raises(ValueError, match=r"SlidingWindow\.high must be below steps=5 .*, got 5"):
+        window.steps(5, 0, 0)
+    with pytest.raises(ValueError, match=r"SlidingWindow\.every must be at least 1, got 0"):
+        SlidingWindow(size=2, low=0, high=4, every=0)
+    with pytest.raises(ValueError, match=r"SlidingWindow\.size must be in 1\.\.high-low=4, got 5"):
+        SlidingWindow(size=5, low=0, high=4, every=1)
 
 
 def sample_steps(seed: int, count: int = 2, stochastic: tuple[int, ...] = (1, 2, 4, 5)) -> tuple[int, ...]:

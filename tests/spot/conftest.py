@@ -26,8 +26,8 @@ LEASE_S = 0.2
 HEARTBEAT_TIMEOUT_S = 2.0
 
 
-def make_coordinator(folder: Path) -> Coordinator:
-    return Coordinator(run="run", folder=folder, scheduler=Scheduler(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S))
+def make_coordinator(folder: Path, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> Coordinator:
+    return Coordinator(run="run", folder=folder, scheduler=Scheduler(heartbeat_timeout_s=heartbeat_timeout_s))
 
 
 make_engine = partial(FakeEngine, batch_size=BATCH_SIZE, lease_s=LEASE_S)

@@ -6,7 +6,8 @@ from collections.abc import Sequence, Set
 
 from src.core.types import Commit, RequestKey, SampleRequest, SampleResult
 from src.spot import messages as m
-from src.spot.scheduler import Scheduler, _Open, _Task
+from src.spot.records import OpenLease, Task
+from src.spot.scheduler import Scheduler
 
 
 class DispatchesAfterTheNotice(Scheduler):
@@ -23,14 +24,14 @@ class DispatchesAfterTheNotice(Scheduler):
 class LosesWhatWasLeased(Scheduler):
     """What a lost lease held is never made."""
 
-    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+    def _give_back(self, open_: OpenLease, spoilt: Set[RequestKey]) -> list[m.Fail]:
         return []
 
 
 class AcceptsTwice(Scheduler):
     """A second result of a request counts again."""
 
-    def _objection(self, task: _Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
+    def _objection(self, task: Task | None, worker: str, lease: int, result: SampleResult) -> str | None:
         reason = super()._objection(task, worker, lease, result)
         return None if reason == "duplicate" else reason
 
@@ -38,14 +39,14 @@ class AcceptsTwice(Scheduler):
 class GoesBack(Scheduler):
     """An older commit replaces a newer one, and anybody's weights will do."""
 
-    def _counts(self, commit: Commit, task: _Task, open_: _Open) -> bool:
+    def _counts(self, commit: Commit, task: Task, open_: OpenLease) -> bool:
         return True
 
 
 class ForgetsProgress(Scheduler):
     """A request that comes back starts from the beginning."""
 
-    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+    def _give_back(self, open_: OpenLease, spoilt: Set[RequestKey]) -> list[m.Fail]:
         for request in open_.lease.requests:
             task = self._tasks.get(request.key)
             if task is not None and task.holder == open_.lease.id:
@@ -56,24 +57,14 @@ class ForgetsProgress(Scheduler):
 class TriesForEver(Scheduler):
     """A request that always fails is tried again and again."""
 
-    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+    def _give_back(self, open_: OpenLease, spoilt: Set[RequestKey]) -> list[m.Fail]:
         return super()._give_back(open_, frozenset())
-
-
-class GoesRoundForEver(Scheduler):
-    """A request whose workers are always lost is leased again and again."""
-
-    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
-        leases, self.max_leases = self.max_leases, 1000
-        failed = super()._give_back(open_, spoilt)
-        self.max_leases = leases
-        return failed
 
 
 class CountsPreemptions(Scheduler):
     """A request has failed if its worker was taken away."""
 
-    def _give_back(self, open_: _Open, spoilt: Set[RequestKey]) -> list[m.Fail]:
+    def _give_back(self, open_: OpenLease, spoilt: Set[RequestKey]) -> list[m.Fail]:
         return super()._give_back(open_, {request.key for request in open_.lease.requests})
 
 
@@ -115,7 +106,6 @@ ALL = (
     GoesBack,
     ForgetsProgress,
     TriesForEver,
-    GoesRoundForEver,
     CountsPreemptions,
     InsistsOnTheSpoiler,
     LeastUrgentFirst,

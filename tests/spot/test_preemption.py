@@ -195,6 +195,22 @@ def test_a_worker_under_notice_commits_gives_back_and_loses_no_step(bench):
     ]
 
 
+def test_samples_that_failed_under_notice_are_no_preempted_work(bench):
+    bench.submit(ROLLOUT, 2)
+    bench.pull("a")
+    bench.commit("a", 0, 3)
+    bench(m.Notice("a", 30))
+    assert bench.push("a", 0, error="the latents are not finite") == ["a finished 0"]
+    assert bench.pull("b") == ["b gets 1: ROLLOUT 0 1"]
+
+
+def test_a_lease_may_be_given_back_without_a_notice(bench):
+    bench.submit(ROLLOUT, 2)
+    bench.pull("a")
+    bench.commit("a", 0, 3)
+    assert bench.push("a", 0, skip=2) == ["a lost 0 (given back): 2 unfinished, 6 steps kept, 0 lost"]
+
+
 def test_staggered_notices_are_one_and_the_earliest_deadline_counts(bench):
     bench.submit(ROLLOUT, 4)
     bench.pull("a")

@@ -1,0 +1,195 @@
+"""Adapters of published models against diffusers' own pipelines, on tiny random weights in the real folder format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+
+from src.core.types import SampleSpec
+from src.models.adapter import DiTAdapter
+from src.models.load import load_adapter
+from src.models.noise import initial_noise_for
+from src.models.packing import pack, unpack
+from src.models.sampler import Sampler, log_probs_at
+from src.models.schedule import Schedule, double_shift_schedule, flux_schedule, image_tokens, qwen_image_schedule
+from src.models.steps import FlowSDE
+from tests.models import published
+from tests.models.published import PROMPTS
+
+SIZES = [(32, 32), (64, 32)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family, and how its pipeline and our sampler are asked for the same image."""
+
+    schedule: Any
+    call: dict[str, Any]
+    guidance: float
+    tokens: int = 96
+
+
+CASES = {
+    "qwen_image": Case(
+        lambda steps, tokens: qwen_image_schedule(steps, image_tokens=tokens),
+        {"true_cfg_scale": 4.0, "negative_prompt": " "},
+        4.0,
+        tokens=160,
+    ),
+    "sd3": Case(
+        lambda steps, tokens: double_shift_schedule(steps, shift=3.0),
+        {"guidance_scale": 4.5, "negative_prompt": ""},
+        4.5,
+    ),
+    "flux": Case(lambda steps, tokens: flux_schedule(steps, image_tokens=tokens), {"guidance_scale": 3.5}, 3.5),
+}
+
+
+def schedule_for(family: str, height: int, width: int) -> Any:
+    return lambda steps: CASES[family].schedule(steps, image_tokens(height, width))
+
+
+def opened(folders: dict[str, Path], family: str, height: int, width: int, **settings: Any) -> DiTAdapter:
+    chosen = {"dtype": "float32", "prompt_tokens": CASES[family].tokens} | settings
+    return load_adapter(folders[family], height=height, width=width, **chosen)
+
+
+def sampler_of(adapter: DiTAdapter, family: str, batch_size: int = 2, steps: int = 4) -> Sampler:
+    return Sampler(
+        adapter=adapter,
+        rule=FlowSDE(noise_level=0.7),
+        schedule_for=schedule_for(family, *adapter.image_size),
+        noise_steps=steps,
+        batch_size=batch_size,
+    )
+
+
+def pipeline_latents(family: str, noise_BLC: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    if family != "sd3":
+        return noise_BLC
+    return unpack(noise_BLC, rows=height // 16, columns=width // 16)
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("family", CASES)
+def test_the_sampler_and_diffusers_pipeline_make_the_same_image(
+    folders: dict[str, Path], family: str, height: int, width: int
+) -> None:
+    """The same noise through the same steps: latents agree to rounding, images to one level."""
+    adapter, seeds, prompts = opened(folders, family, height, width), [3, 4], PROMPTS[:2]
+    ours = sampler_of(adapter, family).sample(
+        seeds, adapter.encode(prompts), SampleSpec(4, guidance_scale=CASES[family].guidance)
+    )
+    images = adapter.decode(ours.latents_BLC)
+
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(folders[family])
+    pipeline.set_progress_bar_config(disable=True)
+    for row, seed in enumerate(seeds):
+        noise_BLC = initial_noise_for([seed], adapter.latent_shape)
+        asked = {
+            "prompt": prompts[row],
+            "height": height,
+            "width": width,
+            "num_inference_steps": 4,
+            "latents": pipeline_latents(family, noise_BLC, height, width),
+            "max_sequence_length": CASES[family].tokens,
+            **CASES[family].call,
+        }
+        theirs = pipeline(**asked, output_type="latent").images
+        theirs_BLC = pack(theirs) if family == "sd3" else theirs
+        torch.testing.assert_close(ours.latents_BLC[row : row + 1], theirs_BLC, rtol=1e-4, atol=2e-5)
+        image = np.asarray(pipeline(**asked).images[0])
+        assert image.shape == (height, width, 3)
+        assert np.abs(images[row].astype(int) - image).max() <= 1
+        assert (images[row] == image).mean() > 0.99
+
+
+def test_packing_is_that_of_diffusers() -> None:
+    latents = torch.randn(2, 3, 8, 4)
+    packed = diffusers.FluxPipeline._pack_latents(latents, 2, 3, 8, 4)
+    assert torch.equal(pack(latents), packed)
+    assert torch.equal(unpack(packed, rows=4, columns=2), latents)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_samples_do_not_depend_on_their_batch(folders: dict[str, Path], family: str) -> None:
+    adapter = opened(folders, family, 64, 32)
+    sampler, spec = sampler_of(adapter, family), SampleSpec(4, (1, 2), CASES[family].guidance)
+    together = sampler.sample([1, 2, 3], adapter.encode(PROMPTS[:3]), spec)
+    for row in range(3):
+        alone = sampler.sample([row + 1], adapter.encode([PROMPTS[row]]), spec)
+        assert torch.equal(alone.latents_BLC[0], together.latents_BLC[row])
+        assert np.array_equal(adapter.decode(alone.latents_BLC)[0], adapter.decode(together.latents_BLC)[row])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", CASES)
+def test_the_replay_in_training_has_the_rollouts_log_probs(
+    folders: dict[str, Path], family: str, dtype: str, checkpointing: bool
+) -> None:
+    """Ratio 1, to the last bit, also in bf16 and with activations computed anew; and a gradient arrives."""
+    adapter = opened(folders, family, 32, 64, dtype=dtype, gradient_checkpointing=checkpointing)
+    spec, cond = SampleSpec(4, (0, 2), CASES[family].guidance), adapter.encode(PROMPTS[:2])
+    sampler = sampler_of(adapter, family)
+    path = sampler.sample([8, 9], cond, spec).trajectory
+    schedule: Schedule = sampler.schedule_for(4)
+    for slot, step in enumerate(spec.stochastic_steps):
+        replayed, _ = log_probs_at(
+            adapter,
+            sampler.rule,
+            schedule,
+            path.before_BSLC[:, slot],
+            path.after_BSLC[:, slot],
+            torch.tensor([step, step]),
+            cond,
+            guidance_scale=spec.guidance_scale,
+        )
+        assert replayed.dtype == torch.float32
+        assert torch.equal(replayed, path.log_probs_BS[:, slot])
+    replayed.sum().backward()
+    gradients = [p.grad for p in adapter.transformer.parameters() if p.grad is not None]
+    assert gradients
+    assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+
+def test_guidance_of_flux_is_an_input_where_the_model_has_one(tmp_path: Path, folders: dict[str, Path]) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        published.flux(guidance_embeds=False).save_pretrained(tmp_path)
+    dev, schnell = opened(folders, "flux", 32, 32), load_adapter(tmp_path, dtype="float32", height=32, width=32)
+    noise, sigma = initial_noise_for([1], dev.latent_shape), torch.tensor([0.7])
+
+    def velocity(adapter: DiTAdapter, scale: float) -> torch.Tensor:
+        return adapter.velocity(noise, sigma, adapter.encode(PROMPTS[:1]), guidance_scale=scale)
+
+    assert not torch.allclose(velocity(dev, 1.0), velocity(dev, 3.5))
+    plain, half, double = (velocity(schnell, scale) for scale in (1.0, 0.0, 2.0))
+    torch.testing.assert_close(double - plain, plain - half, rtol=1e-3, atol=1e-5)  # linear in the scale: true CFG
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_frozen_parts_rest_in_host_memory_and_work_all_the_same(folders: dict[str, Path], family: str) -> None:
+    resident, resting = opened(folders, family, 32, 32), opened(folders, family, 32, 32, offload=True)
+    for adapter in (resident, resting):
+        adapter.to(torch.device("cpu"))
+    assert torch.equal(resident.encode(PROMPTS[:1]).embeds_BSD, resting.encode(PROMPTS[:1]).embeds_BSD)
+    latents = initial_noise_for([1, 2, 3], resident.latent_shape)
+    assert np.array_equal(resident.decode(latents), resting.decode(latents))
+    assert not any(p.requires_grad for p in resident.prompt_encoder.pipeline.text_encoder.parameters())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_images_are_decoded_in_batches_and_tiles(folders: dict[str, Path], family: str) -> None:
+    plain = opened(folders, family, 64, 32)
+    latents = initial_noise_for([1, 2, 3], plain.latent_shape)
+    batched = opened(folders, family, 64, 32, vae_batch=2).decode(latents)
+    assert batched.shape == (3, 64, 32, 3)
+    assert np.abs(batched.astype(int) - plain.decode(latents)).max() <= 1
+    assert opened(folders, family, 64, 32, vae_tiled=True).decode(latents).shape == (3, 64, 32, 3)
