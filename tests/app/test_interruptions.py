@@ -96,7 +96,7 @@ def test_a_stopped_run_saves_ends_with_130_and_goes_on(tmp_path, plain: Run, num
         parent.send_signal(number)
         code, _, stderr = finish(parent)
     assert code == 130, stderr
-    assert stderr.splitlines()[-1].startswith(f"error: stopped by {number.name}; go on with ckpt_path=last")
+    assert stderr.splitlines()[-1].startswith(f"error: stopped by {number.name}; go on with: python train.py ")
     assert_gone(scratch)
     (saved,) = checkpoint.found(folder / CHECKPOINTS)
     assert checkpoint.load(saved).state["iteration"] < 4
@@ -119,7 +119,7 @@ def test_a_signal_to_every_process_saves_too(tmp_path, plain: Run, reach):
                     os.kill(pid, signal.SIGTERM)
         code, _, stderr = finish(parent, timeout_s=120)
     assert code == 130, stderr
-    assert stderr.splitlines()[-1].startswith("error: stopped by SIGTERM; go on with ckpt_path=last")
+    assert stderr.splitlines()[-1].startswith("error: stopped by SIGTERM; go on with: python train.py ")
     assert_gone(scratch)
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert len(checkpoint.found(folder / CHECKPOINTS)) == 1
