@@ -49,6 +49,8 @@ TORCH_FREE = (
     "src.core",
     "src.tasks",
     "src.report",
+    "src.parallel.plan",
+    "src.parallel.membership",
     "src.spot.scheduler",
     "src.spot.queue",
     "src.spot.records",

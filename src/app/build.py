@@ -21,6 +21,7 @@ from src.core.types import SampleSpec
 from src.models.adapter import DiTAdapter, state_checksum
 from src.models.reference import FrozenCopy, Reference
 from src.models.sampler import Sampler
+from src.parallel.mesh import Mesh
 from src.rl.data import PromptData
 from src.rl.module import Audit, FlowGRPO, RunIdentity
 from src.rl.policy_gradient import PolicyGradient
@@ -142,21 +143,26 @@ def build_training(
     sampler: Sampler,
     engine: RolloutEngine,
     resume: checkpoint.Checkpoint | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[pl.Trainer, FlowGRPO, PromptData]:
-    """Everything that trains the sampler's model, ready for `trainer.fit(module, data)`."""
+    """Everything that trains the sampler's model, ready for `trainer.fit(module, data)`; `mesh` of several ranks."""
     identity = RunIdentity(run=cluster.run, seed=config["seed"], incarnation=cluster.incarnation)
     torch.manual_seed(seeds.derive("torch", config["seed"]))  # nothing of ours draws from it; a model's dropout would
     base = state_checksum(sampler.adapter.transformer.state_dict())  # with LoRA the frozen weights too
     module = build_module(config, identity, cluster, sampler, engine)
-    trainer = build_trainer(config, build_callbacks(config, folder, base, resume))
+    trainer = build_trainer(config, build_callbacks(config, folder, base, resume), mesh)
     return trainer, module, build_data(config, first=resume.state["iteration"] if resume else 0)
 
 
-def build_trainer(config: Config, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
+def build_trainer(config: Config, callbacks: Sequence[pl.Callback], mesh: Mesh | None) -> pl.Trainer:
     """Lightning's trainer. It runs until the data end: our `max_steps` counts iterations, not optimizer steps."""
+    strategy = build(config["parallel"]["strategy"], "parallel.strategy")
+    if mesh is not None:
+        with refusing("parallel.strategy"):
+            strategy = strategy(mesh=mesh)
     section = {key: value for key, value in config["trainer"].items() if key != "max_steps"}
     trainer: pl.Trainer = build(section, "trainer")(
-        strategy=build(config["parallel"]["strategy"], "parallel.strategy"),
+        strategy=strategy,
         callbacks=list(callbacks),
         max_steps=-1,
         max_epochs=1,

@@ -20,7 +20,6 @@ from src.core.clock import Stopwatch
 from src.core.folders import write_whole
 from src.core.stats import mean
 from src.core.types import Blob, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
-from src.parallel.updater import flatten_optimizer, restore_optimizer
 from src.rl.module import FlowGRPO
 from src.rl.rewards.image_stats import image_statistics
 
@@ -83,7 +82,7 @@ class Evaluation(pl.Callback):
             "time/evaluate_s": watch.seconds["evaluate"],
             **{f"images/{name}": value for name, value in statistics.items()},
         }
-        rows = self._write_images(module.iteration, results)
+        rows = self._write_images(module.iteration, results) if module.updater.snapshot.is_leader else []
         module.cluster.record(
             "evaluated",
             iteration=module.iteration,
@@ -142,7 +141,7 @@ class Checkpointing(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Before any other callback looks at the module."""
         if self._resume is not None:
-            restore(cast(FlowGRPO, pl_module), trainer.optimizers[0], self._resume, base=self._base)
+            restore(cast(FlowGRPO, pl_module), self._resume, base=self._base)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -152,22 +151,24 @@ class Checkpointing(pl.Callback):
         if stop or module.iteration % self._every == 0 or module.iteration == self._last:
             watch = Stopwatch()
             with watch.phase("save"):
-                content = snapshot(module, trainer.optimizers[0], base=self._base)
-                folder = checkpoint.save(self._root, module.iteration, content, keep=self._keep)
-            module.cluster.record(
-                "checkpoint_saved",
-                iteration=module.iteration,
-                path=f"{self._root.name}/{folder.name}",
-                bytes=sum(file.stat().st_size for file in folder.iterdir()),
-                save_s=watch.seconds["save"],
-            )
+                content = snapshot(module, base=self._base)  # of all ranks: each may hold a part
+                if module.updater.snapshot.is_leader:
+                    folder = checkpoint.save(self._root, module.iteration, content, keep=self._keep)
+            if module.updater.snapshot.is_leader:
+                module.cluster.record(
+                    "checkpoint_saved",
+                    iteration=module.iteration,
+                    path=f"{self._root.name}/{folder.name}",
+                    bytes=sum(file.stat().st_size for file in folder.iterdir()),
+                    save_s=watch.seconds["save"],
+                )
             module.cluster.log_metrics(module.iteration, {"time/save_s": watch.seconds["save"]})
         trainer.should_stop = trainer.should_stop or stop
 
 
-def snapshot(module: FlowGRPO, optimizer: torch.optim.Optimizer, *, base: str) -> Checkpoint:
-    """Everything that decides the rest of the run."""
-    moments, scalars = flatten_optimizer(optimizer, dict(module.transformer.named_parameters()))
+def snapshot(module: FlowGRPO, *, base: str) -> Checkpoint:
+    """Everything that decides the rest of the run. All ranks must call it; each gets the whole."""
+    moments, scalars = module.updater.state(dict(module.transformer.named_parameters()))
     return Checkpoint(
         tensors={
             "policy": module.adapter.trainable_state(),
@@ -187,7 +188,7 @@ def snapshot(module: FlowGRPO, optimizer: torch.optim.Optimizer, *, base: str) -
     )
 
 
-def restore(module: FlowGRPO, optimizer: torch.optim.Optimizer, content: Checkpoint, *, base: str) -> None:
+def restore(module: FlowGRPO, content: Checkpoint, *, base: str) -> None:
     """Puts the run where `snapshot` was taken.
 
     Raises:
@@ -199,7 +200,7 @@ def restore(module: FlowGRPO, optimizer: torch.optim.Optimizer, content: Checkpo
             raise CheckpointError(f"the checkpoint was made with {field}={state[field]}, this job has {field}={here}")
     module.adapter.load_trainable_state(content.tensors["policy"])
     parameters = dict(module.transformer.named_parameters())
-    restore_optimizer(optimizer, parameters, content.tensors["optimizer"], state["optimizer"])
+    module.updater.restore(parameters, content.tensors["optimizer"], state["optimizer"])
     if module.ema is not None and "ema" in content.tensors:
         module.ema.load({name: tensor.to(module.device) for name, tensor in content.tensors["ema"].items()})
     torch.set_rng_state(content.tensors["random"]["torch"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from src.app.schema import complaint
 from src.core.events import read_jsonl
 from src.core.folders import FolderError, verify, write_whole
 from src.models.location import is_model
+from src.parallel.plan import check_geometry
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
 from src.spot.cost import Ledger
@@ -162,6 +164,34 @@ def check(config: Config) -> None:
         build(config["cluster"]["notices"], "cluster.notices")
     build_market(config)
     build_ledger(config)
+    _check_ranks(config)
+
+
+def _check_ranks(config: Config) -> None:
+    """Refuses training ranks that cannot share the model and the batch."""
+    parallel, devices, degree = config["parallel"], config["trainer"]["devices"], config["parallel"]["sp_degree"]
+    if parallel["mesh"] is None:
+        for key, value in (("trainer.devices", devices), ("parallel.sp_degree", degree)):
+            if value != 1:
+                raise ConfigError(f"{key} must be 1 for one rank (several: parallel=ulysses), got {value}")
+        return
+    if parallel["strategy"].get("stage") not in (0, 1, 2):
+        raise ConfigError(
+            f"parallel.strategy.stage must be 0, 1 or 2: ZeRO 3 is not known to be right with sequence parallelism, "
+            f"got {parallel['strategy'].get('stage')}"
+        )
+    if config["model"]["compile"] and degree > 1:
+        raise ConfigError(f"model.compile cannot be combined with parallel.sp_degree={degree}")
+    sizes = geometry(config)
+    network = Path(config["model"]["path"]) / "transformer" / "config.json"
+    heads = json.loads(network.read_text(encoding="utf-8"))["num_attention_heads"] if network.is_file() else degree
+    with refusing():
+        check_geometry(
+            world=devices,
+            degree=degree,
+            heads=heads,  # unknown of a model that is not here yet: a rank that gets none idles
+            pairs=min(sizes.pairs_of_update(update) for update in range(sizes.updates)),
+        )
 
 
 def build_market(config: Config) -> Market | None:

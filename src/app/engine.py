@@ -26,7 +26,7 @@ from src.core.types import (
     Trajectory,
     WorkReport,
 )
-from src.models.adapter import DiTAdapter
+from src.models.adapter import Conditioning, DiTAdapter
 from src.models.blobs import from_blob, to_blob
 from src.models.sampler import Sampler, SamplerState
 from src.models.sampler import Trajectory as SampledPath
@@ -84,15 +84,16 @@ class RolloutEngine:
         sampler: denoises with the process's model.
         reward: scores every image; a sample that it cannot score fails, it never counts as reward 0.
         judge: an independent scorer of rollouts and held-out images that nothing is optimised for.
+        sp_degree: processes that share the model's sequences.
     """
 
-    def __init__(self, *, sampler: Sampler, reward: Reward, judge: Reward) -> None:
+    def __init__(self, *, sampler: Sampler, reward: Reward, judge: Reward, sp_degree: int = 1) -> None:
         self._sampler = sampler
         self._adapter = sampler.adapter
         self._reward = reward
         self._judge = judge
         self._checksum: str | None = None
-        self.fingerprint = str(Fingerprint.of(sampler.adapter, sampler.batch_size))
+        self.fingerprint = str(Fingerprint.of(sampler.adapter, sampler.batch_size, sp_degree))
 
     @property
     def batch_size(self) -> int:
@@ -112,6 +113,10 @@ class RolloutEngine:
         self._checksum = self._adapter.checksum()
         return self._checksum
 
+    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
+        seeds, cond, begin = self._begin(requests, resume)
+        self._sampler.advance(begin, seeds, cond, requests[0].spec, until=requests[0].spec.steps)
+
     def serve(
         self,
         requests: Sequence[SampleRequest],
@@ -124,10 +129,8 @@ class RolloutEngine:
     ) -> tuple[list[SampleResult], WorkReport]:
         started_s = self._now_s()
         spec = requests[0].spec
-        cond = self._adapter.encode([request.prompt.text for request in requests])
-        seeds = [request.key.seed for request in requests]
+        seeds, cond, begin = self._begin(requests, resume)
         origins = self._origins(requests, resume)
-        begin = self._resumed(resume) if resume else self._sampler.start(seeds)
 
         def tell(state: SamplerState, commit: bool) -> None:
             on_step(state.step, self._commits(requests, state, origins) if commit else ())
@@ -168,6 +171,14 @@ class RolloutEngine:
             steps=steps,
         )
         return results, report
+
+    def _begin(
+        self, requests: Sequence[SampleRequest], resume: Sequence[Commit]
+    ) -> tuple[list[int], Conditioning, SamplerState]:
+        """Seeds and prompts of the requests, and where their denoising goes on."""
+        seeds = [request.key.seed for request in requests]
+        cond = self._adapter.encode([request.prompt.text for request in requests])
+        return seeds, cond, self._resumed(resume) if resume else self._sampler.start(seeds)
 
     def _now_s(self) -> float:
         """The time when all that was asked of the device is done."""

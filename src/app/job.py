@@ -1,7 +1,7 @@
 """The parent process of a job: launcher, Ray driver and terminal. It neither trains nor makes samples.
 
 parent ── Ray: coordinator (queue, results, logs), spot workers (explore, roll out)
-   └───── training rank (src/app/rank.py): talks to the coordinator only
+   └───── training ranks (src/app/rank.py): talk to the coordinator and to one another
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from src.app.config import Config, ConfigError, RunPlan, build, build_ledger, build_market, plan_run
 from src.app.errors import Interrupted, JobFailed
-from src.app.processes import BAD_INPUT, DONE
+from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
@@ -59,17 +59,18 @@ def post_train(config: DictConfig) -> float | None:
         print(f"warning: {warning}", file=sys.stderr)
     terminal, stop = Terminal(plan), StopSignals()
     try:
-        with stop, _temporary(plan.folder / WEIGHTS_FOLDER), _fleet(plan) as fleet, _rank(plan) as rank, terminal:
-            _send_start(rank, plan, fleet.start())
-            _follow(fleet, rank, terminal, stop)
+        with stop, _temporary(plan.folder / WEIGHTS_FOLDER), _fleet(plan) as fleet, Ranks(plan) as ranks, terminal:
+            ranks.send_start(fleet.start())
+            _follow(fleet, ranks, terminal, stop)
             unfinished = terminal.iteration < plan.config["trainer"]["max_steps"]
-            status = "failed" if rank.returncode != DONE else "interrupted" if stop.name and unfinished else "done"
+            failure = ranks.failure()
+            status = "failed" if failure else "interrupted" if stop.name and unfinished else "done"
             fleet.record("run_ended", status=status, iteration=terminal.iteration)
             terminal.show(fleet.news(terminal.cursor, 0.0))
     except CoordinatorLost as error:
         raise JobFailed(f"{error}: {plan.resume_hint}") from error
-    if status == "failed":
-        raise _rank_error(rank, plan)
+    if failure:
+        raise failure
     if status == "interrupted":
         raise Interrupted(f"stopped by {stop.name}; go on with: {plan.resume_hint}")
     print(five_lines(terminal.summary, plan.folder))
@@ -77,10 +78,10 @@ def post_train(config: DictConfig) -> float | None:
     return reward
 
 
-def _follow(fleet: Fleet, rank: subprocess.Popen[str], terminal: Terminal, stop: StopSignals) -> None:
-    """Shows what happens until the training rank has ended, and passes on the user's wish to stop."""
+def _follow(fleet: Fleet, ranks: Ranks, terminal: Terminal, stop: StopSignals) -> None:
+    """Shows what happens until the training ranks have ended, and passes on the user's wish to stop."""
     told = False
-    while rank.poll() is None:
+    while ranks.running():
         terminal.show(fleet.news(terminal.cursor, POLL_S))
         if stop.name and not told:
             fleet.stop(stop.name)
@@ -151,6 +152,77 @@ class StopSignals:
         print("stopping after this iteration (again: at once)", file=sys.stderr)
 
 
+class Ranks:
+    """The processes of the training ranks, each in a session of its own, so that Ctrl-C reaches the parent only.
+
+    They find their place in the environment variables that `torchrun` sets. What they log goes to rank.log and
+    rank1.log, rank2.log, ... in the run folder; one line on standard output tells why one failed. Then all end.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._processes: list[subprocess.Popen[str]] = []
+        self._codes: list[int | None] = []
+        """Exit codes when they were last looked at: later ones may be of our own killing."""
+
+    def __enter__(self) -> Ranks:
+        world, port = self._plan.config["trainer"]["devices"], free_port()
+        threads = str(self._plan.config["parallel"]["threads"])
+        for rank in range(world):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            with self._log(rank).open("a", encoding="utf-8") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "src.app.rank", str(self._plan.folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,
+                    env={**os.environ, **place, **meeting, "OMP_NUM_THREADS": threads},
+                )
+            self._processes.append(process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            with process:  # waits, and closes its pipes
+                pass
+
+    def send_start(self, address: str) -> None:
+        """Tells the ranks where Ray is, and from which checkpoint to go on."""
+        start = {"address": address, "resume": str(self._plan.resume) if self._plan.resume else None}
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:  # it has ended already: its exit code tells why
+                process.stdin.write(json.dumps(start) + "\n")
+
+    def running(self) -> bool:
+        """Whether some rank still trains, and none has failed."""
+        self._codes = [process.poll() for process in self._processes]
+        return None in self._codes and all(code in (None, DONE) for code in self._codes)
+
+    def failure(self) -> Exception | None:
+        """Why the job failed. Ranks that wait for a dead one fail too: the likeliest cause of all is told."""
+        failed = [(rank, code) for rank, code in enumerate(self._codes) if code]
+        if not failed:
+            return None
+        rank, code = min(failed, key=lambda each: (each[1] != BAD_INPUT, each[1] >= 0, each[0]))
+        output = self._processes[rank].stdout
+        assert output is not None
+        said = output.read().strip() or "it said nothing"
+        if code == BAD_INPUT:
+            return ConfigError(said)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed: {said}"
+        name = "the training rank" if len(self._processes) == 1 else f"training rank {rank}"
+        return JobFailed(f"{name} {how} (see {self._log(rank)}); go on with: {self._plan.resume_hint}")
+
+    def _log(self, rank: int) -> Path:
+        return self._plan.folder / f"rank{rank or ''}.log"
+
+
 def make_coordinator(config: Config, run: str, folder: Path, iteration: int) -> Coordinator:
     """The coordinator of a job, in its own process."""
     cluster = config["cluster"]
@@ -199,49 +271,12 @@ def _fleet(plan: RunPlan) -> Fleet:
 
 
 @contextmanager
-def _rank(plan: RunPlan) -> Iterator[subprocess.Popen[str]]:
-    """The training rank's process: in a session of its own, so that Ctrl-C reaches the parent only."""
-    with (plan.folder / "rank.log").open("a", encoding="utf-8") as log:
-        rank = subprocess.Popen(
-            [sys.executable, "-m", "src.app.rank", str(plan.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(plan.config["parallel"]["threads"])},
-        )
-    try:
-        yield rank
-    finally:
-        rank.kill()
-        rank.wait()
-
-
-@contextmanager
 def _temporary(folder: Path) -> Iterator[None]:
     """Removes a folder in the end."""
     try:
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _send_start(rank: subprocess.Popen[str], plan: RunPlan, address: str) -> None:
-    start = {"address": address, "resume": str(plan.resume) if plan.resume else None}
-    assert rank.stdin is not None
-    with suppress(BrokenPipeError), rank.stdin:  # it has ended already: its exit code tells why
-        rank.stdin.write(json.dumps(start) + "\n")
-
-
-def _rank_error(rank: subprocess.Popen[str], plan: RunPlan) -> Exception:
-    """Why the rank ended: it says so in one line on standard output, unless it was killed."""
-    assert rank.stdout is not None
-    said = rank.stdout.read().strip() or "it said nothing"
-    if rank.returncode == BAD_INPUT:
-        return ConfigError(said)
-    how = f"was killed by {signal.Signals(-rank.returncode).name}" if rank.returncode < 0 else f"failed: {said}"
-    return JobFailed(f"the training rank {how} (see {plan.folder / 'rank.log'}); go on with: {plan.resume_hint}")
 
 
 def _earlier_events(folder: Path) -> Iterator[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import sys
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -18,3 +19,11 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         sys.exit(FAILED)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

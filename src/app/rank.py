@@ -21,9 +21,11 @@ import yaml
 from src.app import checkpoint
 from src.app.build import build_training
 from src.app.checkpoint import CheckpointError
-from src.app.config import Config, ConfigError, refusing
+from src.app.config import Config, ConfigError, build, refusing
 from src.app.processes import BAD_INPUT, DONE, FAILED, die_with_parent
 from src.app.sampling import build_rank_engine
+from src.core.protocols import Cluster, Engine
+from src.parallel.cluster import RankCluster
 from src.spot.client import RayCluster
 
 
@@ -31,12 +33,17 @@ def main(folder: Path) -> None:
     """Trains until the last iteration, or until the user asks to stop."""
     die_with_parent()
     config: Config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    sampler, engine = build_rank_engine(config)
+    mesh = build(config["parallel"]["mesh"], "parallel.mesh")() if config["parallel"]["mesh"] else None
+    sampler, engine = build_rank_engine(config, mesh)
     start: dict[str, Any] = json.loads(sys.stdin.readline())
     resume = checkpoint.load(Path(start["resume"])) if start["resume"] else None
-    cluster = RayCluster.connect(start["address"], engine=engine)
+
+    def connect(engine: Engine, number: int = 0) -> Cluster:
+        return RayCluster.connect(start["address"], engine=engine, rank=number)
+
+    cluster = RankCluster(mesh=mesh, engine=engine, connect=connect) if mesh else connect(engine)
     with refusing():
-        trainer, module, data = build_training(config, folder, cluster, sampler, engine, resume)
+        trainer, module, data = build_training(config, folder, cluster, sampler, engine, resume, mesh)
     trainer.fit(module, data)
 
 
@@ -45,7 +52,8 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)  # the parent decides when to stop, so that a checkpoint is saved
     warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on settings that are chosen on purpose
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    to_parent, sys.stdout = sys.stdout, sys.stderr  # one line on standard output tells the parent what went wrong
+    to_parent, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr  # one line tells the parent what went wrong
+    os.dup2(2, 1)  # gloo and NCCL write to it, whatever Python's is
     code = DONE
     try:
         main(Path(sys.argv[1]))

@@ -5,6 +5,8 @@ All that a spot worker imports is here: without Lightning it starts in half the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from src.app.config import Config, ConfigError, build, refusing
@@ -12,6 +14,9 @@ from src.app.engine import RolloutEngine
 from src.models.adapter import DiTAdapter
 from src.models.load import load_adapter
 from src.models.sampler import Sampler
+
+if TYPE_CHECKING:
+    from src.parallel.mesh import Mesh
 
 
 def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
@@ -53,13 +58,14 @@ def _refuse_half_precision(adapter: DiTAdapter) -> None:
         )
 
 
-def build_engine(config: Config, sampler: Sampler) -> RolloutEngine:
-    """Makes and scores samples with the sampler's model."""
+def build_engine(config: Config, sampler: Sampler, *, sp_degree: int = 1) -> RolloutEngine:
+    """Makes and scores samples with the sampler's model, whose sequences `sp_degree` processes share."""
     reward = config["reward"]
     return RolloutEngine(
         sampler=sampler,
         reward=build(reward["reward"], "reward.reward"),
         judge=build(reward["judge"], "reward.judge"),
+        sp_degree=sp_degree,
     )
 
 
@@ -69,8 +75,15 @@ def build_worker_engine(config: Config) -> RolloutEngine:
     return build_engine(config, build_sampler(config, device=cluster["device"], threads=cluster["threads"]))
 
 
-def build_rank_engine(config: Config) -> tuple[Sampler, RolloutEngine]:
-    """The engine of the training rank, around the model that is trained."""
+def build_rank_engine(config: Config, mesh: Mesh | None = None) -> tuple[Sampler, RolloutEngine]:
+    """The engine of a training rank, around the model that is trained; `mesh` if there are several ranks."""
     device, threads = config["trainer"]["accelerator"], config["parallel"]["threads"]
     sampler = build_sampler(config, device=device, threads=threads)
-    return sampler, build_engine(config, sampler)
+    if mesh is None:
+        return sampler, build_engine(config, sampler)
+    from src.parallel.families import parallelize  # imported here: no spot worker needs it
+    from src.parallel.ulysses import SequenceGroup
+
+    with refusing("parallel.sp_degree"):
+        parallelize(sampler.adapter.transformer, SequenceGroup(mesh.sequence))
+    return sampler, build_engine(config, sampler, sp_degree=mesh.snapshot.sp_degree)

@@ -110,15 +110,16 @@ class Market(Section):
 
 
 class Parallel(Section):
-    sp_degree: Literal[1]  # one rank: there is nobody to share a sequence with
+    sp_degree: Count
     threads: Count
+    mesh: Target | None  # None: a single rank
     strategy: Target
 
 
 class Trainer(Section):
     model_config = ConfigDict(extra="allow", strict=True)  # the rest are arguments of Lightning's Trainer
     max_steps: Count
-    devices: Literal[1]
+    devices: Count
 
 
 class Paths(Section):

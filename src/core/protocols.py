@@ -70,6 +70,12 @@ class Engine(Protocol):
                 committed, and no result is returned unless only decoding and scoring are left.
         """
 
+    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
+        """Takes its part in samples that several processes make together, and whose results another one returns."""
+
+    def weights_changed(self) -> str:
+        """Tells the engine that its model was updated in place; returns the new checksum."""
+
 
 class Cluster(Protocol):
     """What a training rank sees of everybody else: the coordinator, and through it the spot workers."""
@@ -135,6 +141,18 @@ class Updater(Protocol):
 
     def backward(self, loss: Any) -> None:
         """Accumulates the gradient of one micro-batch's share of the loss."""
+
+    def total(self, sums: Any) -> Any:
+        """A tensor of sums over this rank's micro-batches, added up over all ranks."""
+
+    def state(self, names: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The optimizer's whole state, tensors and scalars, keyed `field/parameter`. All ranks must call it.
+
+        `names` are the model's parameters by name. The state fits any number of ranks.
+        """
+
+    def restore(self, names: Mapping[str, Any], tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """Takes the optimizer state that `state` gave, and the weights that the model holds now."""
 
 
 class Explorable(Protocol):

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
-from pytorch_lightning.strategies import SingleDeviceStrategy
+from argparse import Namespace
+from typing import Any
 
+import pytorch_lightning as pl
+from pytorch_lightning.plugins.precision import DeepSpeedPrecision
+from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from torch import nn
+from torch.optim import Optimizer
+
+from src.parallel.engine import EngineUpdater, engine_config, prepare_deepspeed
+from src.parallel.mesh import Mesh
 from src.parallel.updater import LocalUpdater
 
 
@@ -32,3 +40,80 @@ class LocalStrategy(SingleDeviceStrategy):
             grad_clip=self._grad_clip,
             warmup_updates=self._warmup_updates,
         )
+
+
+class _AnyBatch(DeepSpeedPrecision):
+    """Leaves batches as they are: ours hold prompts, no tensors, and are frozen, which the parent refuses."""
+
+    def convert_input(self, data: Any) -> Any:
+        return data
+
+
+class UlyssesStrategy(DeepSpeedStrategy):
+    """Several training ranks in groups that share sequences, through DeepSpeed (ZeRO 0, 1 or 2).
+
+    Processes and groups are there before Lightning: our launcher starts the ranks (Lightning's would start a whole
+    sweep again in each, and kills all when one ends), and samples are made with the groups before the first update.
+    On CPUs, which Lightning's strategy refuses, gloo takes the place of NCCL.
+
+    Args:
+        mesh: the ranks and their groups.
+        stage: of ZeRO.
+        warmup_updates, grad_clip: see `LocalStrategy`.
+
+    Raises:
+        ValueError: ZeRO stage 3.
+    """
+
+    updater: EngineUpdater
+
+    def __init__(self, *, mesh: Mesh, stage: int, warmup_updates: int, grad_clip: float) -> None:
+        config = engine_config(stage=stage, grad_clip=grad_clip)
+        self._deepspeed = prepare_deepspeed(mesh.device)
+        super().__init__(config=config)
+        self._mesh = mesh
+        self._stage = stage
+        self._warmup_updates = warmup_updates
+        self._grad_clip = grad_clip
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Ranks that share sequences read the same data."""
+        return {"num_replicas": self._mesh.snapshot.dp, "rank": self._mesh.snapshot.dp_rank}
+
+    def setup_environment(self) -> None:
+        if self._mesh.device.type == "cpu":
+            DDPStrategy.setup_environment(self)  # past a check that asks for CUDA
+        else:
+            super().setup_environment()
+
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        self._deepspeed.init_distributed(dist_init_required=False, verbose=False)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        self.precision_plugin = _AnyBatch(self.precision_plugin.precision)  # type: ignore[arg-type]
+        super().setup(trainer)
+        self.updater = EngineUpdater(
+            engine=self.model,
+            mesh=self._mesh,
+            stage=self._stage,
+            grad_clip=self._grad_clip,
+            warmup_updates=self._warmup_updates,
+        )
+
+    def _setup_model_and_optimizer(
+        self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
+    ) -> tuple[Any, Optimizer]:
+        """As the parent's, but the engine is told of the mesh, and of a device number on CPUs too."""
+        engine, engine_optimizer, _, _ = self._deepspeed.initialize(
+            args=Namespace(device_rank=self.local_rank),
+            config=self.config,
+            model=model,
+            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            mpu=self._mesh,
+            dist_init_required=False,
+        )
+        return engine, engine_optimizer

@@ -16,27 +16,46 @@ from src.core.types import Snapshot
 log = logging.getLogger(__name__)
 
 
+class WarmUp:
+    """Learning rates that rise linearly over the first updates.
+
+    That of update u is its group's times min(1, (u + 1) / updates): Adam would take its largest steps at first,
+    because its second moments have seen little.
+
+    Args:
+        optimizer: with the learning rates to warm up to.
+        updates: 0 for no warm-up.
+    """
+
+    def __init__(self, optimizer: Optimizer, updates: int) -> None:
+        if updates < 0:
+            raise ValueError(f"warmup_updates must not be negative, got {updates}")
+        self._optimizer = optimizer
+        self._updates = updates
+        self._learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
+
+    def set(self, update: int) -> None:
+        """Sets the learning rates of one update: a function of its number alone."""
+        scale = min(1.0, (update + 1) / self._updates) if self._updates else 1.0
+        for group, learning_rate in zip(self._optimizer.param_groups, self._learning_rates, strict=True):
+            group["lr"] = learning_rate * scale
+
+
 class LocalUpdater:
     """Applies updates in this process alone (a `core.protocols.Updater`).
-
-    The learning rate of update u is that of its group times min(1, (u + 1) / warmup_updates): Adam would take
-    its largest steps at first, because its second moments have seen little.
 
     Args:
         optimizer: with the learning rates to warm up to.
         grad_clip: largest global norm of the gradient.
-        warmup_updates: 0 for no warm-up.
+        warmup_updates: see `WarmUp`.
     """
 
     def __init__(self, *, optimizer: Optimizer, grad_clip: float, warmup_updates: int) -> None:
         if not grad_clip > 0:
             raise ValueError(f"grad_clip must be positive, got {grad_clip}")
-        if warmup_updates < 0:
-            raise ValueError(f"warmup_updates must not be negative, got {warmup_updates}")
         self._optimizer = optimizer
         self._grad_clip = grad_clip
-        self._warmup_updates = warmup_updates
-        self._learning_rates: list[float] = [group["lr"] for group in optimizer.param_groups]
+        self._warm_up = WarmUp(optimizer, warmup_updates)
         self.skipped = 0
         """Updates that were refused because their gradient was not finite."""
 
@@ -51,12 +70,12 @@ class LocalUpdater:
         """See `core.protocols.Updater`. A gradient that is not finite changes nothing and is counted."""
         self._optimizer.zero_grad(set_to_none=True)
         closure()
-        parameters = _parameters(self._optimizer)
+        parameters = optimizer_parameters(self._optimizer)
         total = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         norm = float(total)
         if math.isfinite(norm):
             clip_grads_with_norm_(parameters, self._grad_clip, total)
-            self._set_learning_rates(update)
+            self._warm_up.set(update)
             self._optimizer.step()
         else:
             self.skipped += 1
@@ -64,10 +83,18 @@ class LocalUpdater:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _set_learning_rates(self, update: int) -> None:
-        scale = min(1.0, (update + 1) / self._warmup_updates) if self._warmup_updates else 1.0
-        for group, learning_rate in zip(self._optimizer.param_groups, self._learning_rates, strict=True):
-            group["lr"] = learning_rate * scale
+    def total(self, sums: Tensor) -> Tensor:
+        return sums
+
+    def state(self, names: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """See `flatten_optimizer`."""
+        return flatten_optimizer(self._optimizer, names)
+
+    def restore(
+        self, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]
+    ) -> None:
+        """See `restore_optimizer`."""
+        restore_optimizer(self._optimizer, names, tensors, scalars)
 
 
 def flatten_optimizer(
@@ -86,7 +113,7 @@ def flatten_optimizer(
     name_of = {parameter: name for name, parameter in names.items()}
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
-    for parameter in _parameters(optimizer):
+    for parameter in optimizer_parameters(optimizer):
         if parameter not in name_of:
             raise ValueError(f"names lacks a parameter of the optimizer, of shape {tuple(parameter.shape)}")
         for field, value in optimizer.state.get(parameter, {}).items():
@@ -109,7 +136,7 @@ def restore_optimizer(
     Raises:
         ValueError: the state names a parameter that this optimizer does not hold; nothing is restored then.
     """
-    index_of = {parameter: index for index, parameter in enumerate(_parameters(optimizer))}
+    index_of = {parameter: index for index, parameter in enumerate(optimizer_parameters(optimizer))}
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**tensors, **scalars}.items():
         field, _, name = key.partition("/")
@@ -121,5 +148,6 @@ def restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+def optimizer_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    """All parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -29,7 +29,7 @@ from src.core.types import (
     SampleRequest,
     SampleSpec,
 )
-from src.models.adapter import DiTAdapter
+from src.models.adapter import Conditioning, DiTAdapter
 from src.rl.advantages import Advantages, GroupAdvantage
 from src.rl.audit import AuditPair, audit_statistics, within_variance
 from src.rl.ema import EMA
@@ -182,7 +182,7 @@ class FlowGRPO(pl.LightningModule):
             if anew:
                 old_BS, old_means_BSLC = self._policy_gradient.old_policy(rollouts, cond, spec)
             elif untrusted:
-                old_BS[untrusted] = self._policy_gradient.log_probs(rollouts, cond, spec, untrusted)
+                old_BS[untrusted] = self._log_probs(rollouts, cond, spec, untrusted)[untrusted]
         drift_BS = (old_BS - rollouts.log_probs_BS).exp()
         metrics = {"train/ratio_rollout": float(drift_BS.mean()), "train/recomputed": float(len(untrusted))}
         return TrainingSet(rollouts, cond, spec, advantages_B, old_BS, old_means_BSLC), metrics
@@ -197,14 +197,15 @@ class FlowGRPO(pl.LightningModule):
             done: list[LossSums] = []
 
             def closure(pairs: Pairs = pairs, count: int = count, done: list[LossSums] = done) -> float:
-                done[:] = [self._policy_gradient.backward(data, pairs, scale=1 / count, backward=self.updater.backward)]
+                done[:] = [self._backward(data, pairs, 1 / count)]
                 return done[0].means()["policy_loss"]
 
             serial = batch.iteration * self.geometry.updates + number
             norms.append(self.updater.apply(serial, closure))
             if self.ema is not None:
                 self.ema.update(self.trained, serial + 1)
-            sums, first = sums + done[0], first if first.pairs else done[0]
+            total = LossSums(self.updater.total(done[0].sums_XT))
+            sums, first = sums + total, first if first.pairs else total
         skipped = {"train/skipped_updates": float(self.updater.skipped)}
         return update_metrics(sums, first, norms, self.parameters_trained) | skipped
 
@@ -230,6 +231,22 @@ class FlowGRPO(pl.LightningModule):
             )
             chosen += [(row, slot_of[step]) for step in steps]
         return Pairs.of(chosen).to(self.device), count
+
+    def _backward(self, data: TrainingSet, pairs: Pairs, scale: float) -> LossSums:
+        """This rank's share of an update's gradient."""
+        ranks = self.updater.snapshot
+        return self._policy_gradient.backward(
+            data, pairs, scale=scale, backward=self.updater.backward, rank=ranks.dp_rank, ranks=ranks.dp
+        )
+
+    def _log_probs(self, rollouts: Rollouts, cond: Conditioning, spec: SampleSpec, rows: Sequence[int]) -> Tensor:
+        """Log-probabilities of some rows under the current weights, 0 elsewhere, [B, S]; the ranks share the rows."""
+        ranks = self.updater.snapshot
+        log_probs_BS = torch.zeros_like(rollouts.log_probs_BS)
+        if own := list(rows[ranks.dp_rank :: ranks.dp]):
+            log_probs_BS[own] = self._policy_gradient.log_probs(rollouts, cond, spec, own)
+        total_BS: Tensor = self.updater.total(log_probs_BS)
+        return total_BS
 
     # ---------------------------------------------------------------- for exploration (core.protocols.Explorable)
 

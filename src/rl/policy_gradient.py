@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,14 +63,30 @@ class PolicyGradient:
         return self._loss.ratio.needs_old_means
 
     def backward(
-        self, data: TrainingSet, pairs: Pairs, *, scale: float, backward: Callable[[Tensor], None]
+        self,
+        data: TrainingSet,
+        pairs: Pairs,
+        *,
+        scale: float,
+        backward: Callable[[Tensor], None],
+        rank: int = 0,
+        ranks: int = 1,
     ) -> LossSums:
-        """Accumulates the gradient of `scale` times the loss summed over the pairs."""
+        """Accumulates the gradient of `scale` times the loss summed over this rank's share of the pairs.
+
+        All ranks run equally many passes, since some reduce gradients in each; one that has no pairs left runs
+        passes of weight 0. Returns the sums over its own pairs.
+        """
         sums = LossSums.zeros(data.spec.steps)
-        for part in pairs.split(self._micro_batch):
+        share = pairs.share(rank, ranks)
+        parts = share.split(self._micro_batch) if len(share) else []
+        for part in parts:
             loss, part_sums = self._loss_of(data, part)
             backward(loss * scale)
             sums = sums + part_sums
+        for _ in range(math.ceil(math.ceil(len(pairs) / ranks) / self._micro_batch) - len(parts)):
+            loss, _ = self._loss_of(data, pairs.split(1)[0])
+            backward(loss * 0.0)
         return sums
 
     @torch.no_grad()

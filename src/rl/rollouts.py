@@ -87,6 +87,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.row_K)
 
+    def share(self, rank: int, ranks: int) -> Pairs:
+        """The part of one of several ranks: successive pairs, as many on each as possible."""
+        return Pairs(self.row_K.tensor_split(ranks)[rank], self.slot_K.tensor_split(ranks)[rank])
+
     def split(self, size: int) -> list[Pairs]:
         """Micro-batches of at most `size` pairs."""
         return [

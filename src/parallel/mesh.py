@@ -1,0 +1,127 @@
+"""How the training ranks of a job split into dp x sp: process groups, and what DeepSpeed must know of them.
+
+    rank = dp_rank * sp_degree + sp_rank         neighbours share sequences, so these groups lie inside a node
+
+DeepSpeed is told by a duck-typed Megatron `mpu`. The alternatives give wrong gradients: told nothing, it averages over
+all ranks (the step is 1 / sp of the right one), and with `mesh_param=(dp, sp)` the replicas drift apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from src.core.types import Snapshot
+
+
+def start_mesh(*, sp_degree: int, device: str, timeout_s: float) -> Mesh:
+    """Brings up the default group and the mesh. Called by all ranks at once.
+
+    Place and meeting point come from the environment, as `torchrun` and our launcher set them: RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT. The store lives in rank 0, so its death ends the job.
+
+    Args:
+        sp_degree: ranks that share a sequence.
+        device: cpu (gloo) or cuda (NCCL).
+        timeout_s: how long a collective may take. Ranks wait for one another while samples are made.
+    """
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method="env://", timeout=timedelta(seconds=timeout_s))
+    return Mesh.build(sp_degree=sp_degree, device=device, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The groups of one rank. Its methods are those that DeepSpeed asks of an `mpu`."""
+
+    snapshot: Snapshot
+    device: torch.device
+    """Kind of device of all ranks."""
+    world: ProcessGroup
+    sequence: ProcessGroup
+    """The ranks that share this rank's sequences."""
+    data: ProcessGroup
+    """The ranks that hold this rank's part of other sequences."""
+    alone: ProcessGroup
+    world_objects: ProcessGroup
+    sequence_objects: ProcessGroup
+    """The same as `world` and `sequence`, on the CPU: for what is not a tensor."""
+
+    @classmethod
+    def build(cls, *, sp_degree: int, device: str, timeout_s: float) -> Mesh:
+        """Called by all ranks at once, when the default group is up."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        snapshot = Snapshot(rank=rank, world=world, sp_degree=sp_degree)
+        ranks = list(range(world))
+        sequences = [ranks[first : first + sp_degree] for first in range(0, world, sp_degree)]
+        columns = [ranks[place::sp_degree] for place in range(sp_degree)]
+        timeout = timedelta(seconds=timeout_s)
+
+        def own(groups: list[list[int]], backend: str | None = None) -> ProcessGroup:
+            """Every rank takes part in making every group, its own or not."""
+            made = [dist.new_group(group, timeout=timeout, backend=backend) for group in groups]
+            (mine,) = (handle for group, handle in zip(groups, made, strict=True) if rank in group)
+            assert isinstance(mine, ProcessGroup)
+            return mine
+
+        return cls(
+            snapshot=snapshot,
+            device=torch.device(device),
+            world=own([ranks]),
+            sequence=own(sequences),
+            data=own(columns),
+            alone=own([[each] for each in ranks]),
+            world_objects=own([ranks], backend="gloo"),
+            sequence_objects=own(sequences, backend="gloo"),
+        )
+
+    @property
+    def leads_sequence(self) -> bool:
+        """Whether this rank speaks for those that share its sequences."""
+        return self.get_sequence_parallel_rank() == 0
+
+    def get_sequence_parallel_group(self) -> ProcessGroup:
+        return self.sequence
+
+    def get_sequence_parallel_world_size(self) -> int:
+        return self.snapshot.sp_degree
+
+    def get_sequence_parallel_rank(self) -> int:
+        return self.snapshot.rank % self.snapshot.sp_degree
+
+    def get_sequence_data_parallel_group(self) -> ProcessGroup:
+        return self.world
+
+    def get_sequence_data_parallel_world_size(self) -> int:
+        return self.snapshot.world
+
+    def get_sequence_data_parallel_rank(self) -> int:
+        return self.snapshot.rank
+
+    def get_data_parallel_group(self) -> ProcessGroup:
+        return self.data
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.snapshot.dp
+
+    def get_data_parallel_rank(self) -> int:
+        return self.snapshot.dp_rank
+
+    def get_model_parallel_group(self) -> ProcessGroup:
+        return self.alone
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        return 0

@@ -1,0 +1,136 @@
+"""Several training ranks: what is refused before they start, and what they then compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src.app import job
+from src.app.config import ConfigError, RunPlan
+from tests.app.runs import LORA, ROOT, TINY, Run, configuration
+
+ULYSSES = "parallel=ulysses"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("trainer.devices=2",), r"trainer.devices must be 1 for one rank .*, got 2"),
+        ((ULYSSES, "trainer.devices=3", "parallel.sp_degree=2"), r"parallel.sp_degree must divide .*=3, got 2"),
+        ((ULYSSES, "trainer.devices=8", "parallel.sp_degree=8"), r"at most the model's \d attention heads, got 8"),
+        ((ULYSSES, "trainer.devices=100"), r"an update trains on \d+ .* pairs, too few for 100 data-parallel ranks"),
+        ((ULYSSES, "parallel.strategy.stage=3"), r"parallel.strategy.stage must be 0, 1 or 2: .*, got 3"),
+        (
+            (ULYSSES, "trainer.devices=2", "parallel.sp_degree=2", "model.compile=true"),
+            "model.compile cannot be combined with parallel.sp_degree=2",
+        ),
+    ],
+)
+def test_wrong_geometry_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
+        configuration(tmp_path, *TINY, *overrides)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_right_geometry_is_accepted(tmp_path: Path, degree: int):
+    configuration(tmp_path, *TINY, ULYSSES, "trainer.devices=2", f"parallel.sp_degree={degree}")
+
+
+def train(folder: Path, *overrides: str) -> Run:
+    """Runs `python train.py` without spot workers."""
+    quiet = ("planner=none", "explore.sync=race", "cluster.spot_workers=0")
+    command = [sys.executable, "train.py", *TINY, *quiet, f"paths.output_dir={folder}", *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    return Run(folder)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("one") / "run")
+
+
+def assert_same_curve(run: Run, other: Run) -> None:
+    """Rounding apart: which may turn a borderline reward, so rewards are not compared to the last digit."""
+    for name in ("train/reward", "eval/reward"):
+        assert run.metric(name) == pytest.approx(other.metric(name), abs=0.1)
+    assert run.metric("train/grad_norm")[0] == pytest.approx(other.metric("train/grad_norm")[0], rel=0.05)
+    assert run.policy.keys() == other.policy.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("devices", "degree", "stage"), [(2, 2, 0), (2, 1, 1), (2, 2, 2)])
+def test_two_ranks_train_like_one(tmp_path: Path, one_rank: Run, devices: int, degree: int, stage: int):
+    run = train(
+        tmp_path / "run",
+        ULYSSES,
+        f"trainer.devices={devices}",
+        f"parallel.sp_degree={degree}",
+        f"parallel.strategy.stage={stage}",
+    )
+    assert_same_curve(run, one_rank)
+    leaders = {event["worker"] for event in run.events("lease_done")}
+    assert len(leaders) <= devices // degree, "ranks that share sequences are one worker"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path):
+    """And one of ZeRO partitions: what is saved is whole."""
+    two = (ULYSSES, "trainer.devices=2", "parallel.sp_degree=2", "parallel.strategy.stage=1", LORA)
+    train(tmp_path / "run", *two, "trainer.max_steps=1")
+    run = train(tmp_path / "run", LORA, "trainer.max_steps=2", "ckpt_path=last")
+    assert [row["step"] for row in run.metrics if "train/reward" in row] == [1, 2]
+    assert run.checkpoint.state["iteration"] == 2
+    assert json.loads((run.folder / "summary.json").read_text())["status"] == "done"
+
+
+# ---------------------------------------------------------------------------- how they end
+
+STARTED_WITH = "from pathlib import Path\nimport os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+
+
+def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, devices: int = 3) -> Exception | None:
+    """Why ranks that run `program` instead of the product failed."""
+    script = tmp_path / "rank.py"
+    script.write_text(STARTED_WITH + program)
+    start = subprocess.Popen
+
+    def popen(command: list[str], **arguments: Any) -> subprocess.Popen[str]:
+        return start([sys.executable, str(script)], **arguments)
+
+    monkeypatch.setattr(job.subprocess, "Popen", popen)
+    config = {"trainer": {"devices": devices}, "parallel": {"threads": 1}}
+    with job.Ranks(RunPlan(config, tmp_path)) as ranks:
+        ranks.send_start("nowhere")
+        while ranks.running():
+            time.sleep(0.01)
+        return ranks.failure()
+
+
+def test_ranks_that_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place = "[os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')]"
+    program = f"print({place}, sys.stdin.readline(), file=sys.stderr)"
+    assert outcome(tmp_path, monkeypatch, program) is None
+    for rank, name in enumerate(("rank.log", "rank1.log", "rank2.log")):
+        assert (tmp_path / name).read_text().startswith(f'[\'{rank}\', \'3\'] {{"address": "nowhere", "resume": null}}')
+
+
+def test_the_rank_that_failed_is_named_and_not_those_that_we_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failure = outcome(tmp_path, monkeypatch, "if rank == 1:\n    print('no memory')\n    sys.exit(1)\ntime.sleep(60)")
+    assert str(failure).startswith("training rank 1 failed: no memory (see ")
+
+
+def test_bad_input_is_what_the_user_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failure = outcome(tmp_path, monkeypatch, "print('model.path is wrong')\nsys.exit(2)")
+    assert isinstance(failure, ConfigError)
+    assert str(failure) == "model.path is wrong"

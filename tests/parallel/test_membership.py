@@ -1,0 +1,149 @@
+"""Generations from reports: exact logs of small stories, and what holds for any story."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.parallel.membership import Generation, Membership
+
+
+def test_nothing_happens_while_all_is_well():
+    group = Membership(["a", "b"])
+    assert group.advance(5.0) is None
+    assert not group.boundary(6.0, 0)
+    assert group.advance(7.0) is None
+    assert group.current == Generation(0, ("a", "b"))
+
+
+def test_survivors_of_a_crash_report_and_whoever_does_not_is_out_after_the_window():
+    group = Membership(["a", "b", "c"], window_s=0.05)
+    group.broken(1.00, "c", 0)
+    group.broken(1.02, "a", 0)
+    assert group.advance(1.04) is None, "b may still report"
+    assert group.advance(1.05) == Generation(1, ("a", "c"))
+
+
+def test_a_death_that_is_known_need_not_be_waited_for():
+    group = Membership(["a", "b", "c"])
+    group.dead(1.0, "b")
+    group.broken(1.01, "a", 0)
+    assert group.advance(1.01) is None
+    group.broken(1.02, "c", 0)
+    assert group.advance(1.02) == Generation(1, ("a", "c"))
+
+
+def test_a_report_that_comes_too_late_is_no_error_of_the_new_generation():
+    group = Membership(["a", "b", "c"])
+    group.broken(1.0, "a", 0)
+    assert group.advance(1.1) == Generation(1, ("a",))
+    group.broken(1.2, "b", 0)
+    assert group.advance(1.3) is None
+    group.join(1.4, "b")
+    assert group.boundary(1.5, 1)
+    assert group.advance(1.5) == Generation(2, ("a", "b"))
+
+
+def test_a_notice_waits_for_the_boundary():
+    group = Membership(["a", "b", "c"])
+    group.notice(1.0, "a")
+    assert group.advance(9.0) is None
+    assert group.boundary(9.5, 0)
+    assert group.advance(9.5) == Generation(1, ("b", "c"))
+
+
+def test_notices_and_joins_until_the_boundary_make_one_generation():
+    group = Membership(["a", "b", "c"])
+    group.notice(1.0, "b")
+    group.join(1.1, "d")
+    group.notice(1.2, "c")
+    group.join(1.3, "e")
+    group.notice(1.4, "e")
+    assert group.boundary(2.0, 0)
+    assert group.advance(2.0) == Generation(1, ("a", "d"))
+
+
+def test_an_old_generation_is_told_to_leave():
+    group = Membership(["a", "b"])
+    group.broken(1.0, "a", 0)
+    group.broken(1.0, "b", 0)
+    group.advance(1.0)
+    assert group.boundary(1.1, 0)
+    assert group.advance(1.2) is None
+
+
+def test_a_silent_member_is_frozen():
+    group = Membership(["a", "b"], heartbeat_timeout_s=2.0)
+    group.heartbeat(1.0, "a")
+    group.heartbeat(1.0, "b")
+    group.heartbeat(3.5, "a")
+    assert group.advance(3.6) is None, "b is out, but a is still in the collective"
+    group.broken(3.62, "a", 0)
+    assert group.advance(3.62) == Generation(1, ("a",))
+
+
+def test_a_member_that_comes_back_from_the_dead_joins_anew():
+    group = Membership(["a", "b"])
+    group.join(1.0, "a")
+    group.broken(1.01, "b", 0)
+    assert group.advance(1.01) == Generation(1, ("b", "a"))
+
+
+def test_nobody_is_left_and_the_next_one_starts_alone():
+    group = Membership(["a"])
+    group.dead(1.0, "a")
+    assert group.advance(1.0) == Generation(1, ())
+    group.join(2.0, "b")
+    assert group.advance(2.0) == Generation(2, ("b",))
+
+
+@pytest.mark.parametrize("field", ["window_s", "heartbeat_timeout_s"])
+def test_settings_are_checked(field: str):
+    with pytest.raises(ValueError, match=rf"Membership\.{field} must be positive, got 0"):
+        Membership(["a"], **{field: 0.0})
+
+
+def test_members_are_told_apart_by_their_names():
+    with pytest.raises(ValueError, match="must differ"):
+        Membership(["a", "a"])
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["broken", "notice", "dead", "join", "boundary", "wait"]),
+        st.sampled_from(["a", "b", "c", "d"]),
+        st.floats(0.0, 0.2),
+    ),
+    max_size=40,
+)
+
+
+@given(EVENTS)
+def test_any_story(events: list[tuple[str, str, float]]):
+    """Numbers rise by one, nobody is in twice, nobody comes in without having joined, no error leaves it stuck."""
+    group, at_s, joined, seen = Membership(["a", "b", "c"]), 0.0, {"a", "b", "c"}, 0
+    for kind, member, delay_s in events:
+        at_s += delay_s
+        match kind:
+            case "broken":
+                group.broken(at_s, member, group.current.number)
+            case "notice":
+                group.notice(at_s, member)
+            case "dead":
+                group.dead(at_s, member)
+            case "join":
+                group.join(at_s, member)
+                joined.add(member)
+            case "boundary":
+                group.boundary(at_s, group.current.number)
+        new = group.advance(at_s)
+        if new is not None:
+            assert new.number == seen + 1
+            seen = new.number
+        assert len(set(group.current.members)) == len(group.current.members)
+        assert set(group.current.members) <= joined
+    for member in group.current.members:
+        group.broken(at_s, member, group.current.number)
+    settled = group.advance(at_s + 1.0)
+    assert settled is not None or not group.current.members
