@@ -54,7 +54,7 @@ class Job:
 
     def run(self, callbacks: Sequence[pl.Callback]) -> None:
         """Trains to the last iteration; the metrics are in the folder's metrics.jsonl."""
-        trainer = build_trainer(self.config, callbacks)
+        trainer = build_trainer(self.config, callbacks, None)
         try:
             trainer.fit(self.module, build_data(self.config, first=0))
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -92,6 +93,24 @@ def test_a_frozen_worker_is_found_killed_and_replaced(run: Run, thaw: list[int])
     assert (lost["reason"], lost["requests"]) == ("frozen", BATCH_SIZE)
     until(lambda: not os.path.exists(f"/proc/{pid}"), within_s=5, what="death of the frozen process")
     assert victim not in run.both_workers()
+
+
+def test_an_error_in_the_fleet_is_told_and_workers_are_still_replaced(run: Run, monkeypatch, caplog):
+    victim, pid = next(iter(run.both_workers().items()))
+    raised = threading.Event()
+
+    def refuse() -> None:
+        raised.set()
+        monkeypatch.undo()
+        raise ValueError("the coordinator refuses")
+
+    monkeypatch.setattr(run.fleet, "_keep_spares", refuse)
+    assert raised.wait(10)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: run.events("worker_lost", worker=victim), within_s=20, what="its loss")
+    run.both_workers()
+    (record,) = [record for record in caplog.records if record.name == "src.spot.fleet" and record.exc_info]
+    assert str(record.exc_info[1]) == "the coordinator refuses"
 
 
 def test_with_all_workers_killed_the_rank_makes_everything(run: Run):

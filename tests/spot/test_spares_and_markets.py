@@ -94,6 +94,43 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_one_and_a_spare_takes_over(tm
         assert_every_loss_went_on_where_it_was_committed(run, commit_every=1)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_nobody_waits_for_workers_that_are_not_replaced(tmp_path):
+    with started(tmp_path, commit_every=1, spot_workers=2, respawn=False) as run:
+        pids = run.both_workers()
+        policy = run.publish()
+        asked = requests(EXPLORE, 400, policy=policy, iteration=policy.iteration + 1)
+        run.cluster.submit(asked)
+        until(lambda: len(run.events("lease_done")) >= 2, within_s=60, what="some results")
+        killer = threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids.values()])
+        killer.start()
+        made = run.cluster.close(asked, wait_s=150)
+        killer.join()
+        assert 2 * BATCH_SIZE <= len(made) < len(asked)
+        (given_up,) = run.events("wait_given_up")
+        assert (given_up["request_kind"], given_up["missing"]) == ("explore", len(asked) - len(made))
+
+
+class Broken(FakeEngine):
+    """Cannot load its weights."""
+
+    def load_weights(self, folder: Path) -> str:
+        raise RuntimeError("no such model")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nobody_waits_for_workers_that_always_fail(tmp_path):
+    with started(tmp_path, commit_every=1, engine=Broken, spot_workers=1) as run:
+        policy = run.publish()
+        asked = requests(EXPLORE, 8, policy=policy, iteration=policy.iteration + 1)
+        run.cluster.submit(asked)
+        assert run.cluster.close(asked, wait_s=200) == []
+        assert [e["missing"] for e in run.events("wait_given_up")] == [8]
+        assert [e["error"] for e in run.events("worker_failed")] == ["RuntimeError: no such model"] * 3
+
+
 class Puppet:
     """A market that does what it is told: however slow the machine is, nothing happens too early."""
 
@@ -127,8 +164,8 @@ def test_workers_follow_a_market_down_to_zero_and_up_again(tmp_path):
         assert run.cluster.workers() == 0
         time.sleep(1.0)
         assert run.cluster.workers() == 0
-        market.will_do.append(mk.Return("node1"))
-        assert_made_once(run.cluster.close(asked, wait_s=90), asked)
+        threading.Timer(1.0, lambda: market.will_do.append(mk.Return("node1"))).start()
+        assert_made_once(run.cluster.close(asked, wait_s=90), asked)  # it waits while there is nobody
         assert [event["worker"] for event in run.events("notice")] == ["spot-node0-0.0", "spot-node1-0.0"]
         assert [e["worker"] for e in run.events("worker_joined", role="spot")][2:] == ["spot-node1-0.1"]
         assert_every_loss_went_on_where_it_was_committed(run, commit_every=2)
