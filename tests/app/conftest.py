@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.app.runs import EXPLORED, ROOT, TINY, Run, run_inline
+from tests.app.runs import EXPLORED, TINY, Run, run_inline
 
-os.environ["SPOTLIGHT_ROOT"] = str(ROOT)
 torch.set_num_threads(1)
 
 
