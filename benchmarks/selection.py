@@ -29,6 +29,7 @@ from src.core.clock import monotonic_s
 from src.core.events import JsonLines, read_jsonl
 
 QUICK = ("data.prompts_per_iteration=3", "data.eval_prompts=16", "algo.group_size=4", "callbacks.evaluate.every=1")
+EQUAL_WORK = [name for name, arm in ARMS.items() if arm.trained == 1]
 STUDIED_ARM = "stale_4g"
 STUDIED_ITERATIONS = (4, 8, 16)
 
@@ -115,7 +116,7 @@ def _trained(runs: Sequence[Run], jobs: int) -> Iterator[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=EQUAL_WORK)
     parser.add_argument("--seeds", type=int, default=5, help="runs per arm")
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--lr", type=float, help="learning rate, instead of the experiment's")

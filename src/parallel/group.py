@@ -10,6 +10,7 @@ The store belongs to a process that nobody preempts (`serve_store`): if its host
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,14 +20,22 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo, ReduceOp
 
+STORE_TIMEOUT = timedelta(seconds=60)
+
 
 class GroupLost(RuntimeError):
     """A member died, froze or left in the middle of a collective. The group is dropped; form the next generation."""
 
 
 def serve_store(host: str = "127.0.0.1") -> TCPStore:
-    """A store in this process, for groups to form through; its `port` is free and chosen by the system."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    """A store in this process, for groups to form through; its `port` is free and chosen by the system.
+
+    It listens on `host` alone: left to itself, torch would listen on every interface.
+    """
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    fd = listener.detach()  # the store owns it from here on
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=fd)
 
 
 def connect_store(host: str, port: int, *, timeout_s: float = 60.0) -> TCPStore:

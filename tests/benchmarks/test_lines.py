@@ -58,9 +58,9 @@ def test_selection_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -
     partly = (tmp_path / "results.jsonl").read_text("utf-8")
     found = line_of(*arguments)
     assert (tmp_path / "results.jsonl").read_text("utf-8").startswith(partly)
-    assert len((tmp_path / "results.jsonl").read_text("utf-8").splitlines()) == 16
+    assert len((tmp_path / "results.jsonl").read_text("utf-8").splitlines()) == 14
     assert found["seeds"] == 2
-    assert len(found["curves"]) == 8
+    assert len(found["curves"]) == 7
     assert all(len(curve) == 3 for curve in found["curves"].values())
     assert {"spearman_stale", "variance_share_stale", "variance_share_random"} <= found["ranking"].keys()
     starts = [curve[0]["reward"]["mean"] for curve in found["curves"].values()]
