@@ -48,9 +48,14 @@ class SpotProcess:
         return os.getpid()
 
     def prepare(self, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
-        """Imports and builds everything that a worker needs."""
-        give_way(niceness=settings.niceness, cpus=settings.cpus)
-        self._engine = engine()
+        """Imports and builds everything that a worker needs, then gives way to the trainer.
+
+        Not the other way round: a worker that starts behind everybody else may not be there before the job is over.
+        """
+        try:
+            self._engine = engine()
+        finally:
+            give_way(niceness=settings.niceness, cpus=settings.cpus)
 
     def run(self, member: Member, host: Any, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
         """Serves as `member` until the worker is told to end. Raises what the engine raises, also when it is built."""
