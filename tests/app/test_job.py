@@ -55,7 +55,7 @@ def test_it_ends_well_and_tells_what_it_came_to(real: Finished):
 
 
 def test_no_process_and_no_scratch_file_is_left(real: Finished):
-    assert_gone(real.scratch, within_s=1)
+    assert_gone(real.scratch)
 
 
 def test_it_is_bit_equal_to_the_run_in_one_process(real: Finished, plain: Run):
