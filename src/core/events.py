@@ -3,7 +3,9 @@
 Everything that a report, a cost or a replay needs can be recomputed from it. Kinds and fields:
 
     run_started      run, incarnation, iteration, start_wall_s     (iteration: where a resumed run goes on)
-    worker_joined    worker, role, node, slot, pid, incarnation, fingerprint
+    node_came        node, gpus                    (a spot node is paid for from now on, while it starts as well)
+    node_went        node
+    worker_joined    worker, role, node, slot, gpus, pid, incarnation, fingerprint
     notice           worker, grace_s, requests             (it will be gone so soon; how many requests it holds)
     worker_lost      worker, reason (preempted | killed | frozen | failed | left), requests     (how many it held)
                      (preempted: it was under notice, however it ended then)

@@ -220,6 +220,8 @@ class Member:
     incarnation: int = 0
     role: str = "spot"
     """`spot` or `reserved`."""
+    gpus: int = 1
+    """That it serves with: more than one if they share sequences."""
 
     @property
     def name(self) -> str:

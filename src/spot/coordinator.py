@@ -115,6 +115,8 @@ class Coordinator:
         scheduler: the decider.
         iteration: where the run goes on; metrics rows beyond it are cut off.
         ledger: adds up what the run costs, which is then logged with the metrics of each iteration.
+        now: what the time axis of the run is read from.
+        start_wall_s: when the run starts, in seconds since the epoch, if it is not now.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Coordinator:
         iteration: int = 0,
         ledger: Ledger | None = None,
         now: Clock = monotonic_s,
+        start_wall_s: float | None = None,
     ) -> None:
         incarnation, elapsed_s = _earlier_life(folder / EVENTS_FILE, ledger)
         self.now = RunClock(elapsed_s=elapsed_s, now=now)
@@ -155,7 +158,7 @@ class Coordinator:
             run=run,
             incarnation=incarnation,
             iteration=iteration,
-            start_wall_s=wall_s(),
+            start_wall_s=wall_s() if start_wall_s is None else start_wall_s,
         )
         weights.remove(self._weights_root, weights.versions(self._weights_root))  # of an earlier life
         self.resume(iteration)
@@ -231,6 +234,10 @@ class Coordinator:
     def is_wanted(self, worker: str) -> bool:
         """Whether the worker may get leases: it is a member and under no notice."""
         return worker in self._members and worker not in self._noticed
+
+    def checksum(self, version: PolicyVersion) -> str:
+        """Of a published policy that was not retired."""
+        return self._scheduler.checksum(version)
 
     def workers(self) -> int:
         """Live spot workers."""

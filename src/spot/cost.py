@@ -4,7 +4,10 @@ GPU-seconds and usd are booked on accounts (role, phase):
 
     reserved    rollout, train, eval: the trainer's phases; sync: publishing weights; idle: the rest of the run
     spot        rollout, explore, audit, eval: making samples; sync: the rest of a lease (loading weights, messages);
-                lost: work that must be repeated; idle: the rest between a worker's joining and its end
+                lost: work that must be repeated; idle: the rest of what is paid for
+
+A spot node is paid for from its coming to its going, starting time included; where the log names no nodes, a worker is
+while it is a member.
 
 A lease that was lost is split by its denoising steps: those that were committed are work, the others are lost. A lease
 that is not over yet counts as work.
@@ -47,7 +50,7 @@ class Cost:
 
     @property
     def spot_s(self) -> float:
-        """GPU-seconds of the spot workers: each is paid for while it is a member."""
+        """GPU-seconds of the spot side."""
         return self._sum(self.gpu_s, "spot")
 
     @property
@@ -119,6 +122,15 @@ class _OpenLease:
     worker: str
     kind: str
     granted_s: float
+    gpus: int
+
+
+@dataclass(frozen=True)
+class _Paid:
+    """GPUs that are paid for since a moment."""
+
+    since_s: float
+    gpus: int
 
 
 _PAID = "paid"
@@ -142,7 +154,9 @@ class Ledger:
         self._reserved_gpus = reserved_gpus
         self._now_s = 0.0
         self._books = _Books(prices, zone)
-        self._joined_s: dict[str, float] = {}
+        self._joined: dict[str, _Paid] = {}
+        self._nodes: dict[str, _Paid] = {}
+        self._names_nodes = False
         self._leases: dict[int, _OpenLease] = {}
         self._lost_steps = 0
 
@@ -152,11 +166,19 @@ class Ledger:
             case "run_started":
                 self._restart()
             case "worker_joined" if event["role"] == "spot":
-                self._joined_s[event["worker"]] = time_s
-            case "worker_lost" if event["worker"] in self._joined_s:
-                self._books.book("spot", _PAID, self._joined_s.pop(event["worker"]), time_s)
-            case "lease_granted" if event["worker"] in self._joined_s:
-                self._leases[event["lease"]] = _OpenLease(event["worker"], event["request_kind"], time_s)
+                self._joined[event["worker"]] = _Paid(time_s, event.get("gpus", 1))
+            case "worker_lost" if event["worker"] in self._joined:
+                gone = self._joined.pop(event["worker"])
+                if not self._names_nodes:
+                    self._pay(self._books, gone, time_s)
+            case "node_came":
+                self._names_nodes = True
+                self._nodes[event["node"]] = _Paid(time_s, event["gpus"])
+            case "node_went":
+                self._pay(self._books, self._nodes.pop(event["node"]), time_s)
+            case "lease_granted" if paid := self._joined.get(event["worker"]):
+                opened = _OpenLease(event["worker"], event["request_kind"], time_s, paid.gpus)
+                self._leases[event["lease"]] = opened
             case "lease_done" if lease := self._leases.pop(event["lease"], None):
                 self._done(lease, time_s, event["denoise_s"] + event["decode_s"] + event["score_s"])
             case "lease_lost" if lease := self._leases.pop(event["lease"], None):
@@ -173,33 +195,41 @@ class Ledger:
         """Up to the last event."""
         books = self._books.copy()
         books.book("reserved", _PAID, 0.0, self._now_s, self._reserved_gpus)
-        for joined_s in self._joined_s.values():
-            books.book("spot", _PAID, joined_s, self._now_s)
+        for paid in self._paid_for():
+            self._pay(books, paid, self._now_s)
         for lease in self._leases.values():
-            books.book("spot", lease.kind, lease.granted_s, self._now_s)
+            books.book("spot", lease.kind, lease.granted_s, self._now_s, lease.gpus)
         return Cost(_with_idle(books.gpu_s), _with_idle(books.usd), self._lost_steps)
 
     def _restart(self) -> None:
         """An earlier life was killed: its workers ended with its last event, and what they did is lost."""
-        for joined_s in self._joined_s.values():
-            self._books.book("spot", _PAID, joined_s, self._now_s)
+        for paid in self._paid_for():
+            self._pay(self._books, paid, self._now_s)
         for lease in self._leases.values():
-            self._books.book("spot", "lost", lease.granted_s, self._now_s)
-        self._joined_s.clear()
+            self._books.book("spot", "lost", lease.granted_s, self._now_s, lease.gpus)
+        self._joined.clear()
+        self._nodes.clear()
         self._leases.clear()
+
+    def _paid_for(self) -> Iterable[_Paid]:
+        return (self._nodes if self._names_nodes else self._joined).values()
+
+    @staticmethod
+    def _pay(books: _Books, paid: _Paid, until_s: float) -> None:
+        books.book("spot", _PAID, paid.since_s, until_s, paid.gpus)
 
     def _done(self, lease: _OpenLease, time_s: float, work_s: float) -> None:
         span_s = time_s - lease.granted_s
         share = min(1.0, work_s / span_s) if span_s > 0 else 1.0
-        self._books.book("spot", lease.kind, lease.granted_s, time_s, share)
-        self._books.book("spot", "sync", lease.granted_s, time_s, 1 - share)
+        self._books.book("spot", lease.kind, lease.granted_s, time_s, lease.gpus * share)
+        self._books.book("spot", "sync", lease.granted_s, time_s, lease.gpus * (1 - share))
 
     def _lose(self, lease: _OpenLease, time_s: float, committed: int, lost: int) -> None:
         self._lost_steps += lost
         if committed + lost:
             share = lost / (committed + lost)
-            self._books.book("spot", lease.kind, lease.granted_s, time_s, 1 - share)
-            self._books.book("spot", "lost", lease.granted_s, time_s, share)
+            self._books.book("spot", lease.kind, lease.granted_s, time_s, lease.gpus * (1 - share))
+            self._books.book("spot", "lost", lease.granted_s, time_s, lease.gpus * share)
 
 
 def _with_idle(amounts: Mapping[Account, float]) -> dict[Account, float]:

@@ -270,6 +270,7 @@ class Fleet:
         for action in actions:
             match action:
                 case mk.Return(node):
+                    self.record("node_came", node=node, gpus=self._spot_workers)
                     self._node_returns(node)
                 case mk.Notice(node, grace_s):
                     self._present.discard(node)
@@ -282,6 +283,7 @@ class Fleet:
                 case mk.Kill(node):
                     for slot in self._on(node):
                         slot.process.kill()
+                    self.record("node_went", node=node)
 
     def _on(self, node: str) -> list[_Slot]:
         slots = [*self._slots.values(), *self._starting.values()]

@@ -130,6 +130,10 @@ class Scheduler:
         """The newest published policy."""
         return self._versions.newest
 
+    def checksum(self, version: PolicyVersion) -> str:
+        """Of a published policy that was not retired."""
+        return self._versions.checksum(version)
+
     @property
     def unfinished(self) -> int:
         """Requests that wait for a result."""

@@ -88,7 +88,7 @@ def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
     coordinator.stop("SIGINT")
     coordinator.stop("SIGINT")
 
-    worker = {"node": "n", "incarnation": 0, "role": "spot", "fingerprint": "fake"}
+    worker = {"node": "n", "incarnation": 0, "role": "spot", "gpus": 1, "fingerprint": "fake"}
     batch = {"request_kind": "explore", "iteration": 1}
     work = {"denoise_s": 0.5, "decode_s": 0.25, "score_s": 0.125, "steps": 8}
     assert events(tmp_path) == [

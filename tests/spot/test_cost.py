@@ -45,6 +45,24 @@ def test_reserved_gpus_are_paid_for_all_the_time_and_spot_from_joined_to_lost():
     assert cost.gpu_s == {Account("reserved", "idle"): 200, Account("spot", "idle"): 100}
 
 
+def test_nodes_are_paid_for_from_their_coming_to_their_going_and_groups_for_each_of_their_gpus():
+    events = [
+        event(0, "run_started"),
+        event(10, "node_came", node="n", gpus=2),
+        {**joined(40, "a"), "gpus": 2},  # after a start of 30 s
+        granted(40, 0, "a", "explore"),
+        done(50, 0, 10.0),
+        lost(60, "a"),
+        event(70, "node_went", node="n"),
+        event(80, "node_came", node="n", gpus=2),
+        event(100, "run_ended"),
+    ]
+    cost = cost_of(events, prices=PRICES)
+    assert cost.spot_s == 2 * (60 + 20)
+    assert cost.gpu_s[Account("spot", "explore")] == 20
+    assert cost.spot_usd == pytest.approx(0.16)
+
+
 def test_where_the_time_went():
     events = [
         event(0, "run_started"),

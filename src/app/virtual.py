@@ -1,0 +1,193 @@
+"""A job on a virtual cluster, in one process: `python train.py system=spotlight` (docs/evidence.md).
+
+The model is trained and its samples are made here, for real; how long that takes, and which GPUs there are, comes from
+a hardware profile and a market (`src/sim`). So a run tells how a system of many GPUs would learn over hours and usd.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import DictConfig
+
+from src.app.build import build_training
+from src.app.config import Config, ConfigError, build, build_ledger, build_market, geometry, plan_run, refusing
+from src.app.engine import RolloutEngine
+from src.app.errors import Interrupted
+from src.app.job import StopSignals, Terminal
+from src.app.sampling import build_rank_engine, build_worker_engine
+from src.app.summary import five_lines
+from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
+from src.sim.cluster import VirtualCluster
+from src.sim.fleet import Durations, Shape, VirtualFleet
+from src.sim.timeline import Timeline
+from src.spot import weights
+from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator
+from src.spot.scheduler import Scheduler
+
+
+def post_train(config: DictConfig) -> float | None:
+    """Post-trains a model on a virtual cluster and returns the final held-out reward.
+
+    Raises:
+        ConfigError: bad configuration or input.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    plan = plan_run(config)
+    if plan.resume is not None:
+        raise ConfigError(f"ckpt_path={plan.resume}: a run on a virtual cluster cannot be gone on with")
+    warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on settings that are chosen on purpose
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    with StopSignals() as stop, Terminal(plan) as terminal:
+        coordinator = train(plan.config, plan.folder, [_Following(terminal, stop)])
+        terminal.show(coordinator.news(terminal.cursor))
+        unfinished = bool(stop.name) and terminal.iteration < plan.config["trainer"]["max_steps"]
+        status = "interrupted" if unfinished else "done"
+        coordinator.record("run_ended", status=status, iteration=terminal.iteration)
+        coordinator.shutdown()
+        shutil.rmtree(plan.folder / WEIGHTS_FOLDER)
+    if unfinished:
+        raise Interrupted(f"stopped by {stop.name}; a run on a virtual cluster cannot be gone on with")
+    print(five_lines(terminal.summary, plan.folder))
+    reward: float | None = terminal.summary["eval_reward_end"]
+    return reward
+
+
+def train(config: Config, folder: Path, followers: Sequence[_Following]) -> Coordinator:
+    """Trains to the last iteration; the logs are in `folder`."""
+    timeline = Timeline()
+    coordinator = Coordinator(
+        run=folder.name,
+        folder=folder,
+        scheduler=Scheduler(lease_target_s=config["cluster"]["lease_target_s"], lease_s=float("inf")),
+        ledger=build_ledger(config),
+        now=timeline,
+        start_wall_s=0.0,
+    )
+    sampler, engine = build_rank_engine(config)
+    samples = EngineSamples(
+        rank=engine, worker=build_worker_engine(config), weights_root=coordinator.introduce().weights_root
+    )
+    durations = build_durations(config)
+    fleet = VirtualFleet(
+        timeline=timeline,
+        coordinator=coordinator,
+        durations=durations,
+        samples=samples,
+        shape=build_shape(config),
+        nodes=config["cluster"]["spot_nodes"],
+        market=build_market(config),
+    )
+    cluster = VirtualCluster(
+        timeline=timeline, coordinator=coordinator, fleet=fleet, durations=durations, samples=samples
+    )
+    trainer, module, data = build_training(config, folder, cluster, sampler, engine)
+    for follower in followers:
+        follower.follow(coordinator)
+        trainer.callbacks.append(follower)  # type: ignore[attr-defined]
+    trainer.fit(module, data)
+    return coordinator
+
+
+def build_shape(config: Config) -> Shape:
+    """The GPUs of the virtual cluster."""
+    names = ("reserved_gpus", "gpus_per_node", "across_nodes", "batch_size", "commit_every", "keeps_commits")
+    cluster = config["cluster"]
+    with refusing("cluster"):
+        return Shape(
+            **{name: cluster[name] for name in names},
+            degree=cluster["sp_degree"],
+            reserved_explores=cluster["reserved_explores"],
+        )
+
+
+def build_durations(config: Config) -> Durations:
+    """How long the real job's work takes that this job's stands for."""
+    sizes = geometry(config)
+    built: Durations = build(config["cluster"]["durations"], "cluster.durations")(
+        samples=sizes.samples, steps=sizes.steps, pairs=sizes.pairs
+    )
+    return built
+
+
+class _Following(pl.Callback):
+    """Shows the news of the run after every iteration, and passes on the user's wish to stop."""
+
+    def __init__(self, terminal: Terminal, stop: StopSignals) -> None:
+        self._terminal = terminal
+        self._stop = stop
+
+    def follow(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._terminal.show(self._coordinator.news(self._terminal.cursor))
+        if self._stop.name:
+            self._coordinator.stop(self._stop.name)
+            trainer.should_stop = True
+
+
+class EngineSamples:
+    """Real samples for a virtual cluster (`sim.fleet.Samples`), made in whole batches of the engine.
+
+    A sample is a function of its request and the weights, whoever makes it and when. So what is announced is made
+    together with what is asked for first, and what is never asked for is often never made.
+
+    Args:
+        rank: the engine of the model that is trained: it makes what is asked of its present weights.
+        worker: an engine with weights of its own: it makes what is explored and audited while those change.
+    """
+
+    def __init__(self, *, rank: RolloutEngine, worker: RolloutEngine, weights_root: Path) -> None:
+        self._rank = rank
+        self._worker = worker
+        self._weights_root = weights_root
+        self._held: PolicyVersion | None = None
+        self._announced: OrderedDict[RequestKey, SampleRequest] = OrderedDict()
+        self._made: dict[RequestKey, SampleResult] = {}
+
+    def announce(self, requests: Sequence[SampleRequest]) -> None:
+        self._announced.update((request.key, request) for request in requests)
+
+    def make(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        missing = [request for request in requests if request.key not in self._made]
+        if missing:
+            batch = [*missing, *self._alike(missing)]
+            results, _ = self._engine(batch[0]).serve(batch, "virtual")
+            self._made.update((result.key, result) for result in results)
+        return [self._made.pop(request.key) for request in requests]
+
+    def forget(self, requests: Sequence[SampleRequest]) -> None:
+        for request in requests:
+            self._announced.pop(request.key, None)
+            self._made.pop(request.key, None)
+
+    def _alike(self, missing: Sequence[SampleRequest]) -> list[SampleRequest]:
+        """Announced requests that fill up the last batch."""
+        for request in missing:
+            self._announced.pop(request.key, None)
+        first, room = missing[0], -len(missing) % self._worker.batch_size
+        alike = [
+            request
+            for key, request in self._announced.items()
+            if (key.kind, key.policy, request.spec) == (first.key.kind, first.key.policy, first.spec)
+        ][:room]
+        for request in alike:
+            del self._announced[request.key]
+        return alike
+
+    def _engine(self, request: SampleRequest) -> RolloutEngine:
+        if request.key.kind in (RequestKind.ROLLOUT, RequestKind.EVAL):
+            return self._rank
+        policy = request.key.policy
+        if policy != self._held:
+            self._worker.load_weights(weights.folder_of(self._weights_root, policy))
+            self._held = policy
+        return self._worker

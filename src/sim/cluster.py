@@ -1,0 +1,91 @@
+"""A cluster on a virtual clock, as the trainer sees it (`core.protocols.Cluster`).
+
+The training module, the coordinator with scheduler, planner and ledger, and the market are those of a real run, and
+what the trainer computes is computed. Only durations come from a hardware profile: whatever the trainer or a worker
+does takes as long as the profile says, however fast this machine is. Held-out evaluation is the yardstick and no part
+of the job: it takes no virtual time and no worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from src.core.types import PolicyVersion, RequestKind, SampleRequest, SampleResult
+from src.sim.fleet import Durations, Samples, VirtualFleet
+from src.sim.timeline import Timeline
+from src.spot import weights
+from src.spot.coordinator import Coordinator
+
+
+class VirtualCluster:
+    """See the top of this module. `coordinator` must read the time from `timeline`."""
+
+    def __init__(
+        self,
+        *,
+        timeline: Timeline,
+        coordinator: Coordinator,
+        fleet: VirtualFleet,
+        durations: Durations,
+        samples: Samples,
+    ) -> None:
+        introduction = coordinator.introduce()
+        self.run = introduction.run
+        self.incarnation = introduction.incarnation
+        self.now = coordinator.now
+        self._weights_root = introduction.weights_root
+        self._timeline = timeline
+        self._coordinator = coordinator
+        self._fleet = fleet
+        self._durations = durations
+        self._samples = samples
+
+    def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
+        published = weights.publish(self._weights_root, version, save)
+        self._timeline.advance(self._durations.publish_s)
+        old = self._coordinator.publish(version, published.checksum, published.bytes, self._durations.publish_s)
+        weights.remove(self._weights_root, old)
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._samples.announce(requests)
+        self._coordinator.submit(requests)
+        self._fleet.start_granted()
+
+    def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        if requests and requests[0].key.kind is RequestKind.EVAL:
+            return self._samples.make(requests)
+        self.submit(requests)
+        keys = [request.key for request in requests]
+        self._timeline.run(lambda: self._coordinator.complete(keys))
+        return self._coordinator.close(keys)
+
+    def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
+        keys = [request.key for request in requests]
+        self._timeline.run(lambda: self._coordinator.complete(keys), at_most_s=wait_s)
+        self._samples.forget(requests)
+        return self._coordinator.close(keys)
+
+    def workers(self) -> int:
+        return self._coordinator.workers()
+
+    @contextmanager
+    def phase(self, name: str, iteration: int) -> Iterator[None]:
+        start_s = self.now()
+        try:
+            yield
+            if name == "train":
+                self._timeline.advance(self._durations.train_s())
+        finally:
+            self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self.now())
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self._coordinator.record(kind, **fields)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._coordinator.log_metrics(step, metrics)
+
+    def should_stop(self) -> bool:
+        return self._coordinator.stop_requested

@@ -1,0 +1,354 @@
+"""Spot and reserved GPUs on a virtual clock: who serves what, for how long, and who is taken away meanwhile.
+
+The coordinator, the market and the plan of groups are those of a real run; only the workers are make-believe. They
+behave as real ones (`spot.worker`): a lease goes step by step, with a commit every few steps; at a notice the step in
+hand is finished and committed, and the rest is given back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from src.core.types import (
+    Blob,
+    Commit,
+    Lease,
+    Member,
+    PolicyVersion,
+    SampleRequest,
+    SampleResult,
+    Trajectory,
+    WorkReport,
+)
+from src.parallel.plan import groups_of
+from src.sim.timeline import Timeline
+from src.spot import market as mk
+from src.spot.coordinator import RESERVED_KINDS, Coordinator, Joined
+from src.spot.messages import EVERY_KIND
+
+
+class Durations(Protocol):
+    """How long things take, in seconds."""
+
+    @property
+    def publish_s(self) -> float:
+        """The trainer makes new weights available."""
+
+    @property
+    def load_s(self) -> float:
+        """A worker takes them."""
+
+    @property
+    def regroup_s(self) -> float:
+        """GPUs that are there form a new group."""
+
+    @property
+    def start_s(self) -> float:
+        """A node that comes becomes ready to serve."""
+
+    def denoise_s(self, samples: int, steps: int, degree: int) -> float:
+        """A group of `degree` GPUs denoises so many samples over so many steps."""
+
+    def finish_s(self, samples: int) -> float:
+        """It decodes and scores them."""
+
+    def train_s(self) -> float:
+        """All training GPUs make the updates of one iteration."""
+
+
+class Samples(Protocol):
+    """What the samples of a virtual run are: real ones of a real model, or those of a reward model."""
+
+    def announce(self, requests: Sequence[SampleRequest]) -> None:
+        """These may be wanted: they can be made together."""
+
+    def make(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        """One result each, in order."""
+
+    def forget(self, requests: Sequence[SampleRequest]) -> None:
+        """These will not be wanted any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The hardware of a virtual cluster.
+
+    Args:
+        reserved_gpus: they train, and serve rollouts while they do not.
+        gpus_per_node: of a spot node.
+        degree: GPUs that share sequences in a group, reserved and spot alike; those that do not fit serve alone.
+        across_nodes: groups may span nodes.
+        batch_size: samples of one forward pass of a group.
+        commit_every: denoising steps between commits; 0: only at notices.
+        keeps_commits: False loses what is in flight with its worker.
+        reserved_explores: the reserved GPUs explore, too, if somebody waits for it.
+    """
+
+    reserved_gpus: int
+    gpus_per_node: int
+    degree: int = 1
+    across_nodes: bool = False
+    batch_size: int
+    commit_every: int
+    keeps_commits: bool = True
+    reserved_explores: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("reserved_gpus", "gpus_per_node", "degree", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.commit_every < 0:
+            raise ValueError(f"commit_every must not be negative, got {self.commit_every}")
+
+
+@dataclass(eq=False)
+class _Run:
+    """A lease in work."""
+
+    lease: Lease
+    step: int
+    denoise_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A group of GPUs that serves one lease at a time."""
+
+    member: Member
+    gpus: tuple[Member, ...]
+    held: PolicyVersion | None = None
+    run: _Run | None = None
+    yields: bool = False
+    """It ends as soon as it has committed what it is doing."""
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+
+@dataclass
+class _Node:
+    """A spot node that is paid for."""
+
+    gpus: tuple[Member, ...]
+    noticed: bool = False
+    ready: bool = False
+    workers: list[_Worker] = field(default_factory=list)
+
+
+FINGERPRINT = "virtual"
+_NOTHING = WorkReport(denoise_s=0.0, decode_s=0.0, score_s=0.0, steps=0)
+_EMPTY = Blob("float32", (0,), b"")
+
+
+class VirtualFleet:
+    """The workers of a virtual cluster.
+
+    Args:
+        nodes: spot nodes if there is no market; they are always there.
+        market: which nodes there are when.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeline: Timeline,
+        coordinator: Coordinator,
+        durations: Durations,
+        samples: Samples,
+        shape: Shape,
+        nodes: int,
+        market: mk.Market | None = None,
+    ) -> None:
+        self._timeline = timeline
+        self._coordinator = coordinator
+        self._durations = durations
+        self._samples = samples
+        self._shape = shape
+        self._market = market
+        self._nodes: dict[str, _Node] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._lives: Counter[tuple[str, str, int]] = Counter()
+        reserved = [Member("reserved", slot, role="reserved") for slot in range(shape.reserved_gpus)]
+        for group in _groups(reserved, shape):
+            self._join(group)
+        if market is None:
+            for number in range(nodes):
+                self._node_comes(f"node{number}", start_s=0.0)
+        else:
+            self._follow(market.handle(timeline(), mk.Start()), start_s=0.0)
+
+    def start_granted(self) -> None:
+        """Starts all leases that were granted."""
+        granted = self._coordinator.granted
+        while granted:
+            name = next(iter(granted))
+            self._begin(self._workers[name], granted.pop(name))
+
+    # Leases
+
+    def _begin(self, worker: _Worker, lease: Lease) -> None:
+        worker.run = _Run(lease, lease.step)
+        load_s = 0.0
+        if worker.held != lease.policy:
+            worker.held, load_s = lease.policy, self._durations.load_s
+        self._next_step(worker, worker.run, load_s)
+
+    def _next_step(self, worker: _Worker, run: _Run, delay_s: float = 0.0) -> None:
+        count = len(run.lease.requests)
+        if run.step < run.lease.requests[0].spec.steps:
+            step_s = self._durations.denoise_s(count, 1, len(worker.gpus))
+            run.denoise_s += step_s
+            self._timeline.after(delay_s + step_s, lambda: self._stepped(worker, run))
+        else:
+            self._timeline.after(delay_s + self._durations.finish_s(count), lambda: self._finished(worker, run))
+
+    def _stepped(self, worker: _Worker, run: _Run) -> None:
+        if worker.run is not run:
+            return  # it was taken away meanwhile
+        run.step += 1
+        is_last, every = run.step == run.lease.requests[0].spec.steps, self._shape.commit_every
+        gives_back = worker.yields and not is_last
+        due = gives_back or (every > 0 and run.step % every == 0)
+        commits = _commits(run, self._checksum(run.lease)) if due and self._shape.keeps_commits else ()
+        self._coordinator.commit(worker.name, run.lease.id, run.step, commits)
+        if gives_back:
+            self._coordinator.push(worker.name, run.lease.id, (), _NOTHING)
+            self._leave(worker, "left")
+        else:
+            self._next_step(worker, run)
+        self.start_granted()
+
+    def _finished(self, worker: _Worker, run: _Run) -> None:
+        if worker.run is not run:
+            return
+        lease, count = run.lease, len(run.lease.requests)
+        report = WorkReport(
+            denoise_s=run.denoise_s,
+            decode_s=self._durations.finish_s(count),
+            score_s=0.0,
+            steps=count * (run.step - lease.step),
+        )
+        worker.run = None
+        self._coordinator.push(worker.name, lease.id, self._samples.make(lease.requests), report)
+        if worker.yields:
+            self._leave(worker, "left")
+        else:
+            self._coordinator.pull(worker.name)
+        self.start_granted()
+
+    def _checksum(self, lease: Lease) -> str:
+        return self._coordinator.checksum(lease.policy)
+
+    # Workers
+
+    def _join(self, group: tuple[Member, ...]) -> None:
+        first = group[0]
+        place = (first.role, first.node, first.slot)
+        member = Member(first.node, first.slot, self._lives[place], first.role, len(group))
+        self._lives[place] += 1
+        worker = _Worker(member, group)
+        self._workers[worker.name] = worker
+        explores = first.role == "spot" or self._shape.reserved_explores
+        kinds = EVERY_KIND if explores else RESERVED_KINDS
+        self._coordinator.join(Joined(member, 0, self._shape.batch_size, FINGERPRINT, frozenset(kinds), watched=False))
+        self._coordinator.pull(worker.name)
+        self.start_granted()
+
+    def _leave(self, worker: _Worker, reason: str) -> None:
+        """The worker is no more; its GPUs may form another."""
+        worker.run = None
+        del self._workers[worker.name]
+        self._coordinator.leave(worker.name, reason)
+        self._timeline.after(self._durations.regroup_s, self._regroup)
+
+    def _regroup(self) -> None:
+        """Forms the groups of the plan whose GPUs are free, and calls off those that are not in it."""
+        ready = [gpu for node in self._nodes.values() if node.ready and not node.noticed for gpu in node.gpus]
+        planned = _groups(ready, self._shape)
+        spot = [worker for worker in self._workers.values() if worker.member.role == "spot"]
+        for worker in spot:
+            if worker.gpus not in planned:
+                self._call_off(worker)
+        busy = {gpu for worker in self._workers.values() for gpu in worker.gpus}
+        for group in planned:
+            if busy.isdisjoint(group):
+                self._join(group)
+
+    def _call_off(self, worker: _Worker) -> None:
+        """The worker ends: now if it is idle, else when it has committed what it is doing."""
+        if worker.run is None:
+            self._leave(worker, "left")
+        else:
+            worker.yields = True
+
+    # The market
+
+    def _follow(self, actions: Iterable[mk.Action], *, start_s: float | None = None) -> None:
+        for action in actions:
+            match action:
+                case mk.Return(node):
+                    self._node_comes(node, start_s=self._durations.start_s if start_s is None else start_s)
+                case mk.Notice(node, grace_s):
+                    self._node_is_warned(node, grace_s)
+                case mk.Kill(node):
+                    self._node_goes(node)
+        assert self._market is not None
+        if self._market.next_s < math.inf:
+            wait_s = max(0.0, self._market.next_s - self._timeline())
+            self._timeline.after(wait_s, self._market_moves)
+
+    def _market_moves(self) -> None:
+        assert self._market is not None
+        self._follow(self._market.handle(self._timeline(), mk.Tick()))
+        self.start_granted()
+
+    def _node_comes(self, name: str, *, start_s: float) -> None:
+        node = _Node(tuple(Member(name, slot) for slot in range(self._shape.gpus_per_node)))
+        self._nodes[name] = node
+        self._coordinator.record("node_came", node=name, gpus=len(node.gpus))
+
+        def is_ready() -> None:
+            if self._nodes.get(name) is node:
+                node.ready = True
+                self._timeline.after(0.0, self._regroup)  # after all nodes that are ready at the same moment
+
+        self._timeline.after(start_s, is_ready)
+
+    def _node_is_warned(self, name: str, grace_s: float) -> None:
+        self._nodes[name].noticed = True
+        for worker in self._on(name):
+            self._coordinator.notice(worker.name, grace_s)
+            self._call_off(worker)
+
+    def _node_goes(self, name: str) -> None:
+        del self._nodes[name]
+        for worker in self._on(name):
+            self._leave(worker, "killed")
+        self._coordinator.record("node_went", node=name)
+
+    def _on(self, name: str) -> list[_Worker]:
+        """Workers with a GPU on this node."""
+        return [worker for worker in self._workers.values() if any(gpu.node == name for gpu in worker.gpus)]
+
+
+def _groups(gpus: Sequence[Member], shape: Shape) -> list[tuple[Member, ...]]:
+    """Groups of the full degree first; of what is left over, groups of half of it, and so on."""
+    groups: list[tuple[Member, ...]] = []
+    degree, left = shape.degree, list(gpus)
+    while left:
+        found = groups_of(left, degree, across_nodes=shape.across_nodes)
+        groups += [group for group in found if len(group) == degree]
+        left = [gpu for group in found if len(group) < degree for gpu in group]
+        degree //= 2
+    return groups
+
+
+def _commits(run: _Run, checksum: str) -> list[Commit]:
+    """The place where each sample stands. A seed decides a sample whatever interrupts it, so no latents are kept."""
+    path = Trajectory(_EMPTY, _EMPTY, _EMPTY, FINGERPRINT)
+    return [Commit(request.key, run.step, _EMPTY, path, checksum) for request in run.lease.requests]
