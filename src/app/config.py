@@ -157,11 +157,12 @@ def check(config: Config) -> None:
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
     geometry(config)
     build(config["planner"], "planner")
-    cpus, there = config["cluster"]["cpus"], os.sched_getaffinity(0)
-    if not set(cpus or ()) <= there:
-        raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
-    if config["cluster"]["notices"] is not None:
-        build(config["cluster"]["notices"], "cluster.notices")
+    if not is_virtual(config):
+        cpus, there = config["cluster"]["cpus"], os.sched_getaffinity(0)
+        if not set(cpus or ()) <= there:
+            raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
+        if config["cluster"]["notices"] is not None:
+            build(config["cluster"]["notices"], "cluster.notices")
     build_market(config)
     build_ledger(config)
     _check_ranks(config)
@@ -194,6 +195,11 @@ def _check_ranks(config: Config) -> None:
         )
 
 
+def is_virtual(config: Config) -> bool:
+    """Whether time and capacity are those of a virtual cluster."""
+    return "reserved_gpus" in config["cluster"]
+
+
 def build_market(config: Config) -> Market | None:
     """Which spot nodes there are when; None: one, always."""
     decider = config["market"]["decider"]
@@ -204,12 +210,15 @@ def build_ledger(config: Config) -> Ledger:
     """Adds up what the run costs."""
     zone, prices = config["market"]["zone"], build(config["prices"], "prices")
     with refusing("market.zone"):
-        return Ledger(prices=prices, zone=zone, reserved_gpus=config["trainer"]["devices"])
+        gpus = config["cluster"]["reserved_gpus"] if is_virtual(config) else config["trainer"]["devices"]
+        return Ledger(prices=prices, zone=zone, reserved_gpus=gpus)
 
 
 def spot_places(config: Config) -> int:
     """Spot workers when the market takes none."""
     cluster, market = config["cluster"], build_market(config)
+    if is_virtual(config):
+        return int(cluster["gpus_per_node"] * (len(market.nodes) if market else cluster["spot_nodes"]))
     workers: int = cluster["workers_per_node"] * len(market.nodes) if market else cluster["spot_workers"]
     return workers
 

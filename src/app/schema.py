@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
@@ -85,7 +85,7 @@ class Explore(Section):
     replay_from: str | None
 
 
-class Cluster(Section):
+class LocalCluster(Section):
     spot_workers: Whole
     workers_per_node: Count
     spares: Whole
@@ -98,6 +98,31 @@ class Cluster(Section):
     lease_target_s: Seconds
     commit_every: Whole
     notices: Target | None
+
+
+class VirtualCluster(Section):
+    reserved_gpus: Count
+    spot_nodes: Whole
+    gpus_per_node: Count
+    sp_degree: Count
+    across_nodes: bool
+    batch_size: Count
+    lease_target_s: Seconds
+    commit_every: Whole
+    keeps_commits: bool
+    reserved_explores: bool
+    durations: Target
+    device: str
+    threads: Count
+
+
+def _kind_of_cluster(cluster: Any) -> str:
+    return "virtual" if isinstance(cluster, Mapping) and "reserved_gpus" in cluster else "local"
+
+
+Cluster = Annotated[
+    Annotated[LocalCluster, Tag("local")] | Annotated[VirtualCluster, Tag("virtual")], Discriminator(_kind_of_cluster)
+]
 
 
 class Market(Section):
@@ -144,6 +169,7 @@ class Configuration(Section):
     trainer: Trainer
     callbacks: dict[str, Target]
     logger: Target
+    hardware: Target | None
     paths: Paths
     name: str
     job: str
@@ -161,7 +187,10 @@ def complaint(config: Mapping[str, Any]) -> str | None:
 
 
 def _sentence(detail: Mapping[str, Any]) -> str:
-    key = ".".join(map(str, detail["loc"]))
+    place = detail["loc"]
+    if place[:1] == ("cluster",):
+        place = place[:1] + place[2:]  # which kind of cluster it is taken for is no part of the key
+    key = ".".join(map(str, place))
     if detail["type"] == "extra_forbidden":
         return f"{key}: there is no such key"
     if detail["type"] == "missing":
