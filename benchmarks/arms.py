@@ -14,7 +14,7 @@ from src.app.engine import RolloutEngine
 from src.core.protocols import Engine
 from src.core.types import Batch, RequestKey, RequestKind, SampleRequest, SampleResult, WorkReport
 from src.rl.module import FlowGRPO
-from src.spot.callback import explore_requests, explored_by_instance
+from src.spot.callback import explored_by_instance
 from src.spot.coordinator import Coordinator
 from src.spot.inline import InlineCluster
 
@@ -50,8 +50,12 @@ class FreshExploration(pl.Callback):
     ) -> None:
         module, batch = cast(FlowGRPO, pl_module), cast(Batch, batch)
         module.publish()
-        ahead = Batch(iteration=batch.iteration - 1, prompts=(), next_prompts=batch.prompts)
-        requests = explore_requests(module, ahead, [self._seeds_per_prompt] * len(batch.prompts))
+        exploration, instances = module.exploration(batch.iteration, batch.prompts), range(len(batch.prompts))
+        requests = [
+            exploration.request(instance, index, exploration.spec.steps)
+            for index in range(self._seeds_per_prompt)
+            for instance in instances
+        ]
         module.cluster.submit(requests)
         explored = explored_by_instance(module.cluster.close(requests, wait_s=math.inf))
         module.seed_bank.forget_before(batch.iteration)
@@ -108,11 +112,9 @@ class ReusingCluster(InlineCluster):
         super().__init__(coordinator=coordinator, engine=engine, spot_engines=spot_engines)
         self._explored: dict[tuple[int, int, int], SampleResult] = {}
 
-    def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
-        results = super().close(requests, wait_s=wait_s)
-        explored = [result for result in results if result.key.kind is RequestKind.EXPLORE]
-        if explored:
-            self._explored = {_sample(result.key): result for result in explored}
+    def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
+        results = super().close_exploration(wait_s=wait_s)
+        self._explored = {_sample(result.key): result for result in results}
         return results
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:

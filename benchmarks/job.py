@@ -23,7 +23,7 @@ from src.app.build import (
     build_trainer,
 )
 from src.app.callbacks import Evaluation
-from src.app.config import Config, check
+from src.app.config import Config, build, check
 from src.app.engine import RolloutEngine
 from src.app.sampling import build_rank_engine, build_worker_engine
 from src.core.protocols import Engine
@@ -84,7 +84,8 @@ def build_job(
         cluster_of: who answers the trainer.
     """
     sampler, engine = build_rank_engine(config)
-    coordinator = Coordinator(run=folder.name, folder=folder, scheduler=Scheduler())
+    planner = build(config["planner"], "planner")
+    coordinator = Coordinator(run=folder.name, folder=folder, scheduler=Scheduler(), planner=planner)
     spot = [spot_engine(build_worker_engine(config))] if spot_engine else []
     cluster = cluster_of(coordinator=coordinator, engine=engine, spot_engines=spot)
     identity = RunIdentity(run=folder.name, seed=config["seed"], incarnation=cluster.incarnation)

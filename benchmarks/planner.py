@@ -88,7 +88,7 @@ def shares(trials: Sequence[dict[str, dict[str, dict[str, float]]]], aim: str, n
 def decision_times(planner: Planner, prompts: int = 64, keep: int = 16, workers: int = 32) -> dict[str, float]:
     """Seconds per decision, with 64 prompts that are all known: for an event that brings 8 rewards."""
     there = tuple(Worker(str(index), BATCH) for index in range(workers))
-    opened = Opened(1, prompts, keep, 8 * keep, STEPS, there)
+    opened = Opened(1, prompts, keep, STEPS, there)
     for iteration in (1, 2):  # the first one has no time limit
         planner.handle(0.0, replace(opened, iteration=iteration))
         for worker in there:
@@ -160,9 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures["worlds"][world.name] = {aim: {name: shares(trials, aim, name) for name in names} for aim in AIMS}
         say(f"{world.name}: {monotonic_s() - began_s:.0f} s")
     figures["decisions"] = {
-        "ucb": decision_times(Bandit(seed=0)),
-        "thompson": decision_times(Bandit(seed=0, attitude=Thompson())),
-        "largest_feasible": decision_times(LargestFeasible()),
+        "ucb": decision_times(Bandit(seed=0, max_seeds_per_prompt=128)),
+        "thompson": decision_times(Bandit(seed=0, attitude=Thompson(), max_seeds_per_prompt=128)),
+        "largest_feasible": decision_times(LargestFeasible(max_seeds_per_prompt=128)),
     }
     figures["candidates"], figures["keep"] = CANDIDATES, KEEP
     if options.table:

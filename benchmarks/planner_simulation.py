@@ -169,7 +169,6 @@ def simulate(world: World, planner: Planner, iterations: int) -> list[Outcome]:
             iteration=number,
             prompts=world.prompts,
             keep=KEEP,
-            candidates=CANDIDATES,
             steps=STEPS,
             workers=workers_named(alive),
             previews=previews,

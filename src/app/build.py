@@ -27,7 +27,7 @@ from src.rl.module import Audit, FlowGRPO, RunIdentity
 from src.rl.policy_gradient import PolicyGradient
 from src.rl.replay_log import ReplayLog
 from src.rl.seed_bank import SeedBank
-from src.spot.callback import Await, Exploration, Race, Replay, SpotExploration
+from src.spot.callback import Await, Race, Replay, SpotExploration, Sync
 
 
 def build_module(
@@ -105,8 +105,7 @@ def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.
     algo, last = config["algo"], config["trainer"]["max_steps"]
     known: dict[Any, dict[str, Any]] = {
         SpotExploration: {
-            "planner": build(config["planner"], "planner"),
-            "exploration": build_exploration(config),
+            "sync": build_sync(config),
             "workers": spot_places(config),
         },
         Evaluation: {
@@ -126,7 +125,7 @@ def build_callbacks(config: Config, folder: Path, base: str, resume: checkpoint.
     return callbacks
 
 
-def build_exploration(config: Config) -> Exploration:
+def build_sync(config: Config) -> Sync:
     """When explored rewards count: `explore.sync`."""
     explore = config["explore"]
     if explore["sync"] == "replay":

@@ -184,6 +184,7 @@ def snapshot(module: FlowGRPO, *, base: str) -> Checkpoint:
             "base": base,
             "optimizer": scalars,
             "seed_bank": module.seed_bank.state_dict(),
+            "planner": module.cluster.planner_state(),
         },
     )
 
@@ -205,6 +206,7 @@ def restore(module: FlowGRPO, content: Checkpoint, *, base: str) -> None:
         module.ema.load({name: tensor.to(module.device) for name, tensor in content.tensors["ema"].items()})
     torch.set_rng_state(content.tensors["random"]["torch"])
     module.seed_bank.load_state_dict(state["seed_bank"])
+    module.cluster.restore_planner(state["planner"])
     module.iteration = state["iteration"]
 
 

@@ -1,7 +1,8 @@
 """Checkpoints: a folder of safetensors and JSON with a manifest of sha256, written aside and renamed.
 
 A checkpoint is taken between two iterations, when no exploration is open, and holds all that decides the rest of
-the run: the trained weights, the optimizer, the iteration, the seeds chosen for the next batch, the random state.
+the run: the trained weights, the optimizer, the iteration, the seeds chosen for the next batch, what the planner has
+learnt, the random state.
 The frozen reference is the model folder itself: its checksum is held, and another base is refused.
 """
 

@@ -226,14 +226,14 @@ def spot_places(config: Config) -> int:
 _KEYS = {
     "prompts_per_iteration": "data.prompts_per_iteration",
     "group_size": "algo.group_size",
-    "explored_per_prompt": "planner.seeds_per_prompt",
     "steps": "algo.steps",
     "stochastic_steps": "algo.window: the number of stochastic steps",
     "trained_steps": "algo.trained_steps",
     "updates": "algo.updates",
     "micro_batch": "algo.micro_batch",
+    "previews": "explore.previews",
 }
-"""Where the arguments of `BatchGeometry` come from."""
+"""Where the arguments of `BatchGeometry` come from, explored_per_prompt apart: each planner has its own."""
 
 
 def geometry(config: Config) -> BatchGeometry:
@@ -242,24 +242,30 @@ def geometry(config: Config) -> BatchGeometry:
     Raises:
         ConfigError: they do not fit; the message names each that does not.
     """
-    algo, prompts = config["algo"], task(config)
+    algo, prompts, previews = config["algo"], task(config), tuple(config["explore"]["previews"])
+    largest = "seeds_per_prompt" if "seeds_per_prompt" in config["planner"] else "max_seeds_per_prompt"
     window = build(algo["window"], "algo.window")
     with refusing("algo.window"):
         stochastic_steps = len(window.steps(algo["steps"], 0, 0))
+    with refusing("explore.previews"):
+        for steps in previews:
+            window.steps(steps, 0, 0)
     try:
         return BatchGeometry(
             prompts_per_iteration=config["data"]["prompts_per_iteration"],
             prompts_available=len(prompts.train_prompts),
             group_size=algo["group_size"],
-            explored_per_prompt=config["planner"].get("seeds_per_prompt", 0),
+            explored_per_prompt=config["planner"].get(largest, 0),
             steps=algo["steps"],
             stochastic_steps=stochastic_steps,
             trained_steps=algo["trained_steps"],
             updates=algo["updates"],
             micro_batch=algo["micro_batch"],
+            previews=previews,
         )
     except ValueError as error:
-        raise ConfigError(re.sub(r"\w+(?= must)", lambda name: _KEYS[name[0]], str(error))) from error
+        keys = {**_KEYS, "explored_per_prompt": f"planner.{largest}"}
+        raise ConfigError(re.sub(r"\w+(?= must)", lambda name: keys[name[0]], str(error))) from error
 
 
 def task(config: Config) -> Task:

@@ -29,10 +29,11 @@ from src.app.progress import Progress
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
 from src.core.events import Event, read_jsonl
-from src.spot.coordinator import EVENTS_FILE, WEIGHTS_FOLDER, Coordinator, CoordinatorLost, News
+from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost
 from src.spot.fleet import Fleet
 from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
+from src.spot.run_log import EVENTS_FILE, News
 from src.spot.scheduler import Scheduler
 
 POLL_S = 0.2
@@ -227,8 +228,14 @@ def make_coordinator(config: Config, run: str, folder: Path, iteration: int) -> 
     """The coordinator of a job, in its own process."""
     cluster = config["cluster"]
     scheduler = Scheduler(heartbeat_timeout_s=cluster["heartbeat_timeout_s"], lease_target_s=cluster["lease_target_s"])
-    ledger = build_ledger(config)
-    return Coordinator(run=run, folder=folder, scheduler=scheduler, iteration=iteration, ledger=ledger)
+    return Coordinator(
+        run=run,
+        folder=folder,
+        scheduler=scheduler,
+        planner=build(config["planner"], "planner"),
+        iteration=iteration,
+        ledger=build_ledger(config),
+    )
 
 
 def make_engine(config: Config) -> Any:

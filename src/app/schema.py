@@ -80,6 +80,7 @@ class Audit(Section):
 class Explore(Section):
     select: Target
     audit: Audit
+    previews: list[Count]
     sync: Literal["race", "await", "replay"]
     await_timeout_s: Annotated[float, Field(gt=0)]
     replay_from: str | None

@@ -5,7 +5,7 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     run_started      run, incarnation, iteration, start_wall_s     (iteration: where a resumed run goes on)
     node_came        node, gpus                    (a spot node is paid for from now on, while it starts as well)
     node_went        node
-    worker_joined    worker, role, node, slot, gpus, pid, incarnation, fingerprint
+    worker_joined    worker, role, node, slot, gpus, pid, incarnation, fingerprint, batch_size
     notice           worker, grace_s, requests             (it will be gone so soon; how many requests it holds)
     worker_lost      worker, reason (preempted | killed | frozen | failed | left), requests     (how many it held)
                      (preempted: it was under notice, however it ended then)
@@ -20,14 +20,21 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     lease_lost       lease, worker, request_kind, iteration, count, reason, committed_steps, lost_steps
                      (denoising steps, sample x step, of this lease that were kept and that must be repeated; reasons
                      are those of worker_lost, `deadline`, and `given back` without a notice)
+    results_accepted worker, request_kind, iteration, results: [[instance, seed, reward], ...]    (as they come)
     result_rejected  worker, request_kind, iteration, instance, seed, reason
     request_failed   request_kind, iteration, instance, seed, attempts, error
     closed           request_kind, iteration, accepted, dropped
     wait_given_up    request_kind, iteration, missing     (no worker is left, or to come, who could make the rest)
+    exploration_opened  iteration, version, prompts, keep, steps, previews, reserved_usd_per_hour, spot_usd_per_hour
+                     (the planner may ask for seeds of this batch; prices of all training GPUs and of one worker)
+    explore_asked    iteration, seeds: [[instance, count, steps], ...]      (the next candidates of each prompt)
+    explore_stopped  iteration, reason                     (nothing more is asked for, unless workers come or go)
+    exploration_closed  iteration, asked, came
     explored         iteration, version, results: [{instance, seed, reward, digest}]   (to choose from)
     kept             iteration, seeds: {instance: [seed, ...]}
     audited          iteration, pairs: [{instance, seed, stale, fresh}]
-    phase            name, iteration, start_s, end_s                     (what the trainer did)
+    phase_started    name, iteration                                     (what the trainer does)
+    phase            name, iteration, start_s, end_s                     (what it did)
     evaluated        iteration, reward, judge, images: rows of images/manifest.json
     checkpoint_saved iteration, path, bytes, save_s
     stop_requested   signal

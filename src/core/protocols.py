@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from src.core.types import (
     Commit,
+    Exploration,
     ExploredByInstance,
     PolicyVersion,
     Prompt,
@@ -105,6 +106,19 @@ class Cluster(Protocol):
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         """Ends the submitted requests: returns what has come within `wait_s` seconds; the rest is dropped."""
 
+    def open_exploration(self, exploration: Exploration) -> None:
+        """From now on the planner decides which seeds of it the workers explore; returns at once."""
+
+    def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
+        """Ends the exploration that is open, if any: returns what has come within `wait_s` seconds, in the order in
+        which it was asked for; the rest is dropped."""
+
+    def planner_state(self) -> Mapping[str, Any]:
+        """What the planner has learnt, in JSON types."""
+
+    def restore_planner(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `planner_state` gave, before the first exploration is opened."""
+
     def workers(self) -> int:
         """Live spot workers."""
 
@@ -171,6 +185,9 @@ class Explorable(Protocol):
 
     def request(self, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, seed: int) -> SampleRequest:
         """A sample of an iteration's batch under the current weights, denoised as that iteration's rollouts are."""
+
+    def exploration(self, iteration: int, prompts: Sequence[Prompt]) -> Exploration:
+        """What the current weights may explore for an iteration's batch."""
 
     def offer(self, iteration: int, explored: ExploredByInstance) -> None:
         """Hands over what was explored for an iteration's batch, so that it can choose its seeds."""

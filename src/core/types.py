@@ -17,6 +17,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
+from src.core.seeds import sample_seed
+
 
 class RequestKind(IntEnum):
     """What a sample is for. The value is the priority: a smaller one is served first."""
@@ -119,6 +121,32 @@ class SampleRequest:
     key: RequestKey
     prompt: Prompt
     spec: SampleSpec
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What may be explored for the batch of `iteration`: all that decides the requests of its candidate seeds."""
+
+    run: str
+    run_seed: int
+    iteration: int
+    prompts: tuple[Prompt, ...]
+    """P"""
+    keep: int
+    """G: seeds per prompt that will be trained on."""
+    policy: PolicyVersion
+    """The weights that explore: those of the iteration before."""
+    spec: SampleSpec
+    """How the batch will be rolled out."""
+    previews: tuple[SampleSpec, ...] = ()
+    """Specs of fewer steps, that a seed may be explored with instead."""
+
+    def request(self, instance: int, index: int, steps: int) -> SampleRequest:
+        """Candidate `index` of a prompt, explored with `steps` denoising steps."""
+        (spec,) = (spec for spec in (self.spec, *self.previews) if spec.steps == steps)
+        seed = sample_seed(self.run_seed, self.iteration, instance, index)
+        key = RequestKey(self.run, self.iteration, RequestKind.EXPLORE, instance, seed, self.policy, steps)
+        return SampleRequest(key, self.prompts[instance], spec)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from src.core.protocols import Cluster, Engine, OnStep, never, unwatched
-from src.core.types import Commit, PolicyVersion, SampleRequest, SampleResult, WorkReport
+from src.core.types import Commit, Exploration, PolicyVersion, SampleRequest, SampleResult, WorkReport
 from src.parallel.mesh import Mesh
 
 T = TypeVar("T")
@@ -132,6 +132,20 @@ class RankCluster:
 
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         return self._hear(lambda cluster: cluster.close(requests, wait_s=wait_s))
+
+    def open_exploration(self, exploration: Exploration) -> None:
+        if self._speaker is not None:
+            self._speaker.open_exploration(exploration)
+
+    def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
+        return self._hear(lambda cluster: cluster.close_exploration(wait_s=wait_s))
+
+    def planner_state(self) -> Mapping[str, Any]:
+        return self._hear(lambda cluster: cluster.planner_state())
+
+    def restore_planner(self, state: Mapping[str, Any]) -> None:
+        if self._speaker is not None:
+            self._speaker.restore_planner(state)
 
     def workers(self) -> int:
         return self._hear(lambda cluster: cluster.workers())

@@ -13,12 +13,13 @@ class BatchGeometry:
         prompts_per_iteration: P, prompt instances of a batch, each with one group.
         prompts_available: prompts in the train set.
         group_size: G, samples per prompt that are trained on.
-        explored_per_prompt: N, seeds per prompt that are explored; 0 for no exploration.
+        explored_per_prompt: N, seeds per prompt that are explored, or at most; 0 for no exploration.
         steps: T, denoising steps of a sample.
         stochastic_steps: S, steps that draw noise.
         trained_steps: stochastic steps of a sample that are trained on.
         updates: optimizer updates per iteration; they share out the groups.
         micro_batch: (sample, step) pairs per forward and backward pass.
+        previews: fewer steps that exploration may denoise with.
 
     Raises:
         ValueError: one message that names every argument that does not fit, with its value.
@@ -33,6 +34,7 @@ class BatchGeometry:
     trained_steps: int
     updates: int
     micro_batch: int
+    previews: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         P, G, N = self.prompts_per_iteration, self.group_size, self.explored_per_prompt
@@ -52,6 +54,7 @@ class BatchGeometry:
                 f"in 1..{P} (prompts_per_iteration, whose groups they share)",
             ),
             "micro_batch": (self.micro_batch >= 1, "at least 1"),
+            "previews": (all(1 <= steps < T for steps in self.previews), f"each in 1..{T - 1} (less than steps={T})"),
         }
         broken = [
             f"{name} must be {rule}, got {getattr(self, name)}" for name, (holds, rule) in rules.items() if not holds

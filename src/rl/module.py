@@ -20,6 +20,7 @@ from src.core.events import explored_rows
 from src.core.protocols import Cluster, Updater
 from src.core.types import (
     Batch,
+    Exploration,
     Explored,
     ExploredByInstance,
     PolicyVersion,
@@ -260,10 +261,23 @@ class FlowGRPO(pl.LightningModule):
             self.cluster.publish(self.policy, self._save_weights)
             self._published = self.policy
 
-    def spec(self, iteration: int) -> SampleSpec:
-        """How the rollouts and explorations of an iteration are denoised."""
-        steps = self.geometry.steps
+    def spec(self, iteration: int, steps: int | None = None) -> SampleSpec:
+        """How the rollouts of an iteration are denoised, or would be with another number of steps."""
+        steps = steps or self.geometry.steps
         return SampleSpec(steps, self._window.steps(steps, self.seed, iteration), self._guidance_scale)
+
+    def exploration(self, iteration: int, prompts: Sequence[Prompt]) -> Exploration:
+        """What the current weights may explore for an iteration's batch."""
+        return Exploration(
+            run=self.run,
+            run_seed=self.seed,
+            iteration=iteration,
+            prompts=tuple(prompts),
+            keep=self.geometry.group_size,
+            policy=self.policy,
+            spec=self.spec(iteration),
+            previews=tuple(self.spec(iteration, steps) for steps in self.geometry.previews),
+        )
 
     def request(self, kind: RequestKind, iteration: int, instance: int, prompt: Prompt, seed: int) -> SampleRequest:
         """A sample of an iteration's batch under the current weights."""

@@ -1,8 +1,8 @@
 """Drives the spot workers around each training iteration.
 
-    batch start   publish theta_i; audit some explored seeds of batch i; explore the seeds of batch i+1 with theta_i
+    batch start   publish theta_i; audit some explored seeds of batch i; open exploration of batch i+1 with theta_i
     (training)    the trainer rolls out batch i (workers help: rollouts go first) and updates to theta_{i+1}
-    batch end     close the exploration: what has come decides which seeds of batch i+1 are trained on
+    batch end     close exploration: what has come decides which seeds of batch i+1 are trained on
 
 So the choice of seeds is stale by one version, and nothing else: kept seeds are generated again with theta_{i+1}.
 """
@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 
 import pytorch_lightning as pl
 
-from src.core import seeds
 from src.core.clock import Stopwatch
 from src.core.protocols import Explorable
 from src.core.types import (
@@ -23,23 +22,23 @@ from src.core.types import (
     Explored,
     ExploredByInstance,
     PolicyVersion,
+    Prompt,
     RequestKind,
     SampleRequest,
     SampleResult,
 )
-from src.spot.planner import Outlook, Planner
 
 
-class Exploration(Protocol):
+class Sync(Protocol):
     """Where the explored rewards of the next batch come from, and when they count."""
 
     wait_s: float
     """How long to wait for results when training is over."""
 
-    def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
-        """Training begins: explore meanwhile."""
+    def start(self, module: Explorable, iteration: int, prompts: Sequence[Prompt]) -> None:
+        """Training begins: explore for the batch of `iteration` meanwhile."""
 
-    def finish(self, module: Explorable, requests: Sequence[SampleRequest]) -> ExploredByInstance:
+    def finish(self, module: Explorable) -> ExploredByInstance:
         """Training is over: what counts."""
 
 
@@ -48,15 +47,17 @@ class Race:
 
     wait_s = 0.0
 
-    def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
-        module.cluster.submit(requests)
+    def start(self, module: Explorable, iteration: int, prompts: Sequence[Prompt]) -> None:
+        module.cluster.open_exploration(module.exploration(iteration, prompts))
 
-    def finish(self, module: Explorable, requests: Sequence[SampleRequest]) -> ExploredByInstance:
-        return explored_by_instance(module.cluster.close(requests, wait_s=self.wait_s))
+    def finish(self, module: Explorable) -> ExploredByInstance:
+        return explored_by_instance(module.cluster.close_exploration(wait_s=self.wait_s))
 
 
 class Await(Race):
-    """All requests count: waits for them, up to a limit (then as `Race`). Makes runs reproducible.
+    """All that the planner asked for counts: waits for it, up to a limit (then as `Race`).
+
+    Makes runs of planners reproducible that ask for the same whatever they measure.
 
     Args:
         timeout_s: the limit, for each iteration.
@@ -80,30 +81,27 @@ class Replay:
     def __init__(self, *, source: Callable[[int, PolicyVersion], ExploredByInstance]) -> None:
         self._source = source
 
-    def start(self, module: Explorable, requests: Sequence[SampleRequest]) -> None:
+    def start(self, module: Explorable, iteration: int, prompts: Sequence[Prompt]) -> None:
         """Nothing to do."""
 
-    def finish(self, module: Explorable, requests: Sequence[SampleRequest]) -> ExploredByInstance:
+    def finish(self, module: Explorable) -> ExploredByInstance:
         coming = module.policy  # the updates are done: this is the policy that the seeds are chosen for
         return self._source(coming.iteration, replace(coming, iteration=coming.iteration - 1))
 
 
 class SpotExploration(pl.Callback):
-    """The callback described at the top of this file.
+    """The callback described at the top of this file. The planner, beside the coordinator, decides what is explored.
 
     Args:
-        planner: how many seeds to explore.
-        exploration: where explored rewards come from, and when they count.
-        workers: spot workers that the cluster keeps, those included that are just starting or being replaced:
-            requests that nobody serves cost nothing.
+        sync: where explored rewards come from, and when they count.
+        workers: spot workers that the cluster keeps, those included that are just starting or being replaced. Without
+            any nothing is explored or audited.
     """
 
-    def __init__(self, *, planner: Planner, exploration: Exploration, workers: int) -> None:
-        self._planner = planner
-        self._exploration = exploration
+    def __init__(self, *, sync: Sync, workers: int) -> None:
+        self._sync = sync
         self._workers = workers
         self._audits: list[SampleRequest] = []
-        self._explores: list[SampleRequest] = []
         self._watch = Stopwatch()
 
     def on_train_batch_start(
@@ -115,9 +113,8 @@ class SpotExploration(pl.Callback):
             module.publish()
         self._audits = audit_requests(module, batch) if self._workers else []
         module.cluster.submit(self._audits)
-        plan = self._planner.plan(Outlook(batch.iteration + 1, len(batch.next_prompts), self._workers))
-        self._explores = explore_requests(module, batch, plan)
-        self._exploration.start(module, self._explores)
+        if self._workers and batch.next_prompts:
+            self._sync.start(module, batch.iteration + 1, batch.next_prompts)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -125,29 +122,15 @@ class SpotExploration(pl.Callback):
         module, batch = cast(Explorable, pl_module), cast(Batch, batch)
         metrics: dict[str, float] = {}
         with self._watch.phase("explore_wait"):
-            explored = self._exploration.finish(module, self._explores) if batch.next_prompts else {}
-            audited = module.cluster.close(self._audits, wait_s=self._exploration.wait_s)
+            explored = self._sync.finish(module) if batch.next_prompts else {}
+            audited = module.cluster.close(self._audits, wait_s=self._sync.wait_s)
         if batch.next_prompts:
             module.offer(batch.iteration + 1, explored)
-            metrics["explore/requested"] = len(self._explores)
             metrics["explore/explored"] = sum(map(len, explored.values()))
         fresh = {(r.key.instance, r.key.seed): r.reward for r in audited if r.error is None}
         metrics |= module.audit(batch.iteration, fresh)
         metrics |= {f"time/{phase}_s": seconds for phase, seconds in self._watch.seconds.items()}
         module.cluster.log_metrics(batch.iteration + 1, metrics)
-
-
-def explore_requests(module: Explorable, batch: Batch, plan: Sequence[int]) -> list[SampleRequest]:
-    """EXPLORE requests for the next batch, the first candidate of every prompt first: fair wherever it is cut off."""
-    iteration = batch.iteration + 1
-    return [
-        module.request(
-            RequestKind.EXPLORE, iteration, instance, prompt, seeds.sample_seed(module.seed, iteration, instance, index)
-        )
-        for index in range(max(plan, default=0))
-        for instance, prompt in enumerate(batch.next_prompts)
-        if index < plan[instance]
-    ]
 
 
 def audit_requests(module: Explorable, batch: Batch) -> list[SampleRequest]:

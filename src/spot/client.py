@@ -11,6 +11,7 @@ from src.core.clock import RunClock
 from src.core.protocols import Engine
 from src.core.types import (
     Commit,
+    Exploration,
     Lease,
     Member,
     PolicyVersion,
@@ -19,7 +20,8 @@ from src.core.types import (
     WorkReport,
 )
 from src.spot import session, weights
-from src.spot.coordinator import CoordinatorLost, Introduction, Joined, reserved
+from src.spot.coordinator import CoordinatorLost
+from src.spot.members import Introduction, Joined, reserved
 from src.spot.session import ray
 
 T = TypeVar("T")
@@ -121,11 +123,26 @@ class RayCluster:
         results: list[SampleResult] = call(self._host.close, [request.key for request in requests], wait_s)
         return results
 
+    def open_exploration(self, exploration: Exploration) -> None:
+        call(self._host.open_exploration, exploration)
+
+    def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
+        results: list[SampleResult] = call(self._host.close_exploration, wait_s)
+        return results
+
+    def planner_state(self) -> Mapping[str, Any]:
+        state: Mapping[str, Any] = call(self._host.planner_state)
+        return state
+
+    def restore_planner(self, state: Mapping[str, Any]) -> None:
+        call(self._host.restore_planner, state)
+
     def workers(self) -> int:
         return int(call(self._host.workers))
 
     @contextmanager
     def phase(self, name: str, iteration: int) -> Iterator[None]:
+        self.record("phase_started", name=name, iteration=iteration)
         start_s = self._now()
         try:
             yield

@@ -151,6 +151,8 @@ class Ledger:
             raise ValueError(f"reserved_gpus must be at least 1, got {reserved_gpus}")
         for role in ("reserved", "spot"):
             prices.price_usd_per_gpu_hour(zone, role, 0.0)  # raises here what it would raise in the middle of a run
+        self._prices = prices
+        self._zone = zone
         self._reserved_gpus = reserved_gpus
         self._now_s = 0.0
         self._books = _Books(prices, zone)
@@ -189,6 +191,11 @@ class Ledger:
             case "policy_published":
                 self._books.book("reserved", "sync", time_s - event["publish_s"], time_s, self._reserved_gpus)
         self._now_s = max(self._now_s, time_s)
+
+    def usd_per_hour(self, role: str) -> float:
+        """The present price of all training GPUs together, or of one spot worker."""
+        gpus = self._reserved_gpus if role == "reserved" else 1
+        return gpus * self._prices.price_usd_per_gpu_hour(self._zone, role, self._now_s)
 
     @property
     def cost(self) -> Cost:

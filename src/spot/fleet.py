@@ -34,9 +34,11 @@ from src.core.types import Member
 from src.spot import market as mk
 from src.spot import session
 from src.spot.client import call
-from src.spot.coordinator import Coordinator, CoordinatorLost, Lost, News
+from src.spot.coordinator import Coordinator, CoordinatorLost
 from src.spot.host import Host
+from src.spot.members import Lost
 from src.spot.process import DEFAULTS, Process, WorkerSettings
+from src.spot.run_log import News
 from src.spot.session import ray
 
 log = logging.getLogger(__name__)

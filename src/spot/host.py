@@ -8,8 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from src.core.clock import monotonic_s
-from src.core.types import Commit, Lease, PolicyVersion, RequestKey, SampleRequest, SampleResult, WorkReport
-from src.spot.coordinator import Coordinator, Introduction, Joined, Lost, News
+from src.core.types import (
+    Commit,
+    Exploration,
+    Lease,
+    PolicyVersion,
+    RequestKey,
+    SampleRequest,
+    SampleResult,
+    WorkReport,
+)
+from src.spot.coordinator import Coordinator
+from src.spot.members import Introduction, Joined, Lost
+from src.spot.run_log import News
 
 _TICK_S = 0.25
 
@@ -46,7 +57,9 @@ class Host:
     # Workers
 
     async def join(self, joined: Joined) -> Introduction:
-        return self._coordinator.join(joined)
+        introduction = self._coordinator.join(joined)
+        self._wake()
+        return introduction
 
     async def leave(self, worker: str, reason: str) -> bool:
         was_member = self._coordinator.leave(worker, reason)
@@ -109,6 +122,26 @@ class Host:
             coordinator.give_up(keys)
         return coordinator.close(keys)
 
+    async def open_exploration(self, exploration: Exploration) -> None:
+        self._coordinator.open_exploration(exploration)
+        self._wake()
+
+    async def close_exploration(self, wait_s: float) -> list[SampleResult]:
+        """Waits at most `wait_s` seconds for all that the planner asked for; see `close`."""
+        coordinator = self._coordinator
+        await self._until(lambda: coordinator.complete(coordinator.explores) or coordinator.is_forsaken, wait_s)
+        if wait_s > 0 and coordinator.is_forsaken:
+            coordinator.give_up(coordinator.explores)
+        results = coordinator.close_exploration()
+        self._wake()
+        return results
+
+    async def planner_state(self) -> Mapping[str, Any]:
+        return self._coordinator.planner_state()
+
+    async def restore_planner(self, state: Mapping[str, Any]) -> None:
+        self._coordinator.restore_planner(state)
+
     async def workers(self) -> int:
         return self._coordinator.workers()
 
@@ -117,7 +150,7 @@ class Host:
         self._wake()
 
     async def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._coordinator.log_metrics(step, metrics)
+        self._coordinator.log.log_metrics(step, metrics)
         self._wake()
 
     async def should_stop(self) -> bool:
@@ -131,8 +164,8 @@ class Host:
 
     async def news(self, cursor: int, wait_s: float) -> News:
         """What was logged since `cursor`; waits at most `wait_s` seconds for something."""
-        await self._until(lambda: self._coordinator.has_news(cursor), wait_s)
-        return self._coordinator.news(cursor)
+        await self._until(lambda: self._coordinator.log.has_news(cursor), wait_s)
+        return self._coordinator.log.news(cursor)
 
     async def losses(self) -> list[Lost]:
         """Waits for the next losses of workers."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from src.core.protocols import Engine
 from src.core.types import (
+    Exploration,
     Lease,
     Member,
     PolicyVersion,
@@ -16,7 +17,8 @@ from src.core.types import (
     SampleResult,
 )
 from src.spot import weights
-from src.spot.coordinator import Coordinator, reserved
+from src.spot.coordinator import Coordinator
+from src.spot.members import reserved
 from src.spot.worker import Worker
 
 
@@ -77,20 +79,38 @@ class InlineCluster:
 
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         keys = [request.key for request in requests]
+        self._serve_until(lambda: self._coordinator.complete(keys))
+        return self._coordinator.close(keys)
+
+    def open_exploration(self, exploration: Exploration) -> None:
+        self._coordinator.open_exploration(exploration)
+
+    def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
+        self._serve_until(lambda: self._coordinator.complete(self._coordinator.explores))
+        return self._coordinator.close_exploration()
+
+    def planner_state(self) -> Mapping[str, Any]:
+        return self._coordinator.planner_state()
+
+    def restore_planner(self, state: Mapping[str, Any]) -> None:
+        self._coordinator.restore_planner(state)
+
+    def _serve_until(self, done: Callable[[], bool]) -> None:
+        """Spot workers do their part."""
         busy = list(self._spot)
-        while busy and not self._coordinator.complete(keys):
+        while busy and not done():
             worker = busy.pop(0)
             lease = _pull(self._coordinator, worker.name)
             if lease is not None:
                 worker.serve(lease)
                 busy.append(worker)
-        return self._coordinator.close(keys)
 
     def workers(self) -> int:
         return self._coordinator.workers()
 
     @contextmanager
     def phase(self, name: str, iteration: int) -> Iterator[None]:
+        self.record("phase_started", name=name, iteration=iteration)
         start_s = self._coordinator.now()
         try:
             yield
@@ -102,7 +122,7 @@ class InlineCluster:
         self._coordinator.record(kind, **fields)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._coordinator.log_metrics(step, metrics)
+        self._coordinator.log.log_metrics(step, metrics)
 
     def should_stop(self) -> bool:
         return self._coordinator.stop_requested

@@ -18,7 +18,7 @@ from src.core.clock import Clock, monotonic_s
 from src.core.protocols import Engine
 from src.core.types import Commit, Lease, Member, PolicyVersion, SampleResult, WorkReport
 from src.spot import weights
-from src.spot.coordinator import Introduction, Joined
+from src.spot.members import Introduction, Joined
 from src.spot.notices import NoticeSource
 
 _TELL_S = 0.1

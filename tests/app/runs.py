@@ -17,7 +17,7 @@ from torch import Tensor
 
 from src.app import checkpoint
 from src.app.build import build_training
-from src.app.config import CHECKPOINTS, Config, check, find_checkpoint
+from src.app.config import CHECKPOINTS, Config, build, check, find_checkpoint
 from src.app.engine import RolloutEngine
 from src.app.sampling import build_rank_engine, build_worker_engine
 from src.core.events import read_jsonl
@@ -137,6 +137,7 @@ def run_inline(
         run=folder.name,
         folder=folder,
         scheduler=Scheduler(),
+        planner=build(config["planner"], "planner"),
         iteration=resume.state["iteration"] if resume else 0,
     )
     try:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from benchmarks.arms import ARMS, OdeExploring, ReusingCluster, TrajectoryExploring
 from src.core.types import (
+    Exploration,
     PolicyVersion,
     Prompt,
     RequestKey,
@@ -19,6 +20,7 @@ from src.core.types import (
     WorkReport,
 )
 from src.spot.coordinator import Coordinator
+from src.spot.planning.simple import Fixed
 from src.spot.scheduler import Scheduler
 
 
@@ -68,7 +70,8 @@ def test_explored_trajectories_are_made_as_rollouts_and_delivered_as_exploration
 
 def test_the_reusing_cluster_generates_only_what_was_not_explored(tmp_path: Path) -> None:
     trainer, explorer = FakeEngine(0.1), FakeEngine(0.9)
-    coordinator = Coordinator(run="run", folder=tmp_path, scheduler=Scheduler())
+    planner = Fixed(seeds_per_prompt=3)
+    coordinator = Coordinator(run="run", folder=tmp_path, scheduler=Scheduler(), planner=planner)
     cluster = ReusingCluster(coordinator=coordinator, engine=trainer, spot_engines=[explorer])
 
     def save(folder: Path) -> str:
@@ -76,14 +79,14 @@ def test_the_reusing_cluster_generates_only_what_was_not_explored(tmp_path: Path
         return "w"
 
     cluster.publish(PolicyVersion(0, 0), save)
-    explored = [request(RequestKind.EXPLORE, seed) for seed in (1, 2, 3)]
-    cluster.submit(explored)
-    cluster.close(explored, wait_s=0.0)
+    spec = SampleSpec(4, (0, 1, 2))
+    cluster.open_exploration(Exploration("run", 0, 1, (Prompt(0, "ABCD"),), 2, PolicyVersion(0, 0), spec))
+    one, _, three = (result.key.seed for result in cluster.close_exploration(wait_s=0.0))
     cluster.publish(PolicyVersion(0, 1), save)
-    wanted = [request(RequestKind.ROLLOUT, seed, version=1) for seed in (3, 9, 1)]
+    wanted = [request(RequestKind.ROLLOUT, seed, version=1) for seed in (three, 9, one)]
     assert [result.reward for result in cluster.collect(wanted)] == [0.9, 0.1, 0.9]
     assert [asked.key.seed for asked in trainer.asked] == [9]
-    evaluated = [request(RequestKind.EVAL, 3, version=1)]
+    evaluated = [request(RequestKind.EVAL, three, version=1)]
     assert [result.reward for result in cluster.collect(evaluated)] == [0.1]
     coordinator.shutdown()
 

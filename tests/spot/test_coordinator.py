@@ -10,7 +10,8 @@ import pytest
 from src.core.events import read_jsonl
 from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
 from src.spot import weights
-from src.spot.coordinator import Coordinator, Joined
+from src.spot.coordinator import Coordinator
+from src.spot.members import Joined
 from src.spot.scheduler import Scheduler
 from tests.spot.fakes import requests, saves
 
@@ -88,7 +89,7 @@ def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
     coordinator.stop("SIGINT")
     coordinator.stop("SIGINT")
 
-    worker = {"node": "n", "incarnation": 0, "role": "spot", "gpus": 1, "fingerprint": "fake"}
+    worker = {"node": "n", "incarnation": 0, "role": "spot", "gpus": 1, "fingerprint": "fake", "batch_size": 2}
     batch = {"request_kind": "explore", "iteration": 1}
     work = {"denoise_s": 0.5, "decode_s": 0.25, "score_s": 0.125, "steps": 8}
     assert events(tmp_path) == [
@@ -123,6 +124,7 @@ def test_the_event_log_tells_the_whole_story(tmp_path, clock, coordinator):
             "version": "0.0",
         },
         {"time_s": 2.5, "kind": "lease_done", "lease": 0, "worker": a, **batch, "count": 2, **work},
+        {"time_s": 2.5, "kind": "results_accepted", "worker": a, **batch, "results": [[0, 0, 0], [0, 1, 1]]},
         {"time_s": 2.5, "kind": "worker_lost", "worker": b, "reason": "failed", "requests": 1},
         {
             "time_s": 2.5,
@@ -204,7 +206,7 @@ def test_a_lease_that_was_not_fetched_is_void_with_its_worker(coordinator):
 
 def test_a_restarted_run_goes_on_in_its_logs(tmp_path, clock, coordinator):
     for step in range(4):
-        coordinator.log_metrics(step, {"train/reward": step / 10, "nan": float("nan")})
+        coordinator.log.log_metrics(step, {"train/reward": step / 10, "nan": float("nan")})
     clock.now_s += 60
     coordinator.record("phase", name="train", iteration=3, start_s=0.0, end_s=60.0)
     with (tmp_path / "events.jsonl").open("a") as file:
@@ -215,7 +217,7 @@ def test_a_restarted_run_goes_on_in_its_logs(tmp_path, clock, coordinator):
         assert second.introduce().incarnation == 1
         assert second.introduce().elapsed_s == 60.0
         clock.now_s += 1
-        second.log_metrics(3, {"train/reward": 0.9})
+        second.log.log_metrics(3, {"train/reward": 0.9})
     rows = [(row["step"], row["time_s"], row["train/reward"]) for row in read_jsonl(tmp_path / "metrics.jsonl")]
     assert rows == [(0, 0.0, 0.0), (1, 0.0, 0.1), (2, 0.0, 0.2), (3, 61.0, 0.9)]
     started = [row for row in events(tmp_path) if row["kind"] == "run_started"]
@@ -234,13 +236,13 @@ def test_a_restarted_run_deletes_the_weights_of_its_earlier_life(tmp_path, clock
 
 
 def test_news_is_read_from_a_cursor(coordinator):
-    coordinator.log_metrics(0, {"a": 1.0})
-    first = coordinator.news(0)
+    coordinator.log.log_metrics(0, {"a": 1.0})
+    first = coordinator.log.news(0)
     assert [row["kind"] for row in first.events] == ["run_started"]
     assert [row["a"] for row in first.metrics] == [1.0]
-    assert not coordinator.has_news(first.cursor)
+    assert not coordinator.log.has_news(first.cursor)
     coordinator.record("evaluated", iteration=0, reward=0.5)
-    second = coordinator.news(first.cursor)
+    second = coordinator.log.news(first.cursor)
     assert [row["kind"] for row in second.events] == ["evaluated"]
     assert second.metrics == []
     assert json.dumps(second.events)
@@ -248,7 +250,7 @@ def test_news_is_read_from_a_cursor(coordinator):
 
 def test_a_reader_that_lags_far_behind_misses_the_oldest_news(coordinator):
     for index in range(20_010):
-        coordinator._tell("metrics", {"index": index})
-    news = coordinator.news(1)
+        coordinator.log._tell("metrics", {"index": index})
+    news = coordinator.log.news(1)
     assert [row["index"] for row in news.metrics] == list(range(10, 20_010))
     assert news.cursor == 20_011

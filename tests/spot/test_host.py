@@ -11,8 +11,9 @@ import pytest
 
 from src.core.events import read_jsonl
 from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
-from src.spot.coordinator import Coordinator, Joined
+from src.spot.coordinator import Coordinator
 from src.spot.host import Host
+from src.spot.members import Joined
 from src.spot.scheduler import Scheduler
 from tests.spot.fakes import requests
 

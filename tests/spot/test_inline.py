@@ -59,7 +59,9 @@ def test_an_iteration(start, tmp_path):
         "submitted": 2,
         "lease_granted": 3 + 4,
         "lease_done": 3 + 4,
+        "results_accepted": 3 + 4,
         "closed": 2,
+        "phase_started": 1,
         "phase": 1,
     }
 

@@ -8,8 +8,8 @@ import pytest
 
 from src.core.types import Lease, Member, PolicyVersion, RequestKind
 from src.spot import weights
-from src.spot.coordinator import Introduction
 from src.spot.market import Notice
+from src.spot.members import Introduction
 from src.spot.worker import Worker
 from tests.spot.fakes import FakeEngine, requests, reward, saves
 

@@ -97,12 +97,16 @@ class AnytimePlanner(ABC):
     the first iteration nothing is known; then seeds are asked for until exploration is closed.
 
     Args:
+        max_seeds_per_prompt: the largest N: never more seeds are asked for per prompt.
         miss_rate: accepted share of iterations in which a seed comes too late; it is then dropped, nothing waits.
     """
 
-    def __init__(self, *, miss_rate: float = 0.01) -> None:
+    def __init__(self, *, max_seeds_per_prompt: int = 64, miss_rate: float = 0.01) -> None:
+        if max_seeds_per_prompt < 1:
+            raise ValueError(f"planner.max_seeds_per_prompt must be at least 1, got {max_seeds_per_prompt}")
         if not 0 < miss_rate < 1:
             raise ValueError(f"planner.miss_rate must be between 0 and 1, got {miss_rate}")
+        self._max_seeds_per_prompt = max_seeds_per_prompt
         self._miss_rate = miss_rate
         self._training = Forecast()
         self._iteration = Forecast()  # from batch start to the end of training
@@ -127,6 +131,10 @@ class AnytimePlanner(ABC):
 
     def _finish(self, now: Round) -> None:  # noqa: B027
         """The round is over."""
+
+    @property
+    def training_s(self) -> float | None:
+        return self._training.expected
 
     # Events
 

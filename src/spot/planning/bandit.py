@@ -40,7 +40,7 @@ class Bandit(AnytimePlanner):
         learning: value of contrast.
         discount: weight that knowledge keeps per iteration.
         portion: seeds per decision.
-        miss_rate: see `AnytimePlanner`.
+        max_seeds_per_prompt, miss_rate: see `AnytimePlanner`.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class Bandit(AnytimePlanner):
         learning: LearningValue | None = None,
         discount: float = 0.85,
         portion: int = 4,
+        max_seeds_per_prompt: int = 64,
         miss_rate: float = 0.01,
     ) -> None:
-        super().__init__(miss_rate=miss_rate)
+        super().__init__(max_seeds_per_prompt=max_seeds_per_prompt, miss_rate=miss_rate)
         if not 0 < discount < 1:
             raise ValueError(f"planner.discount must be between 0 and 1, got {discount}")
         if portion < 1:
@@ -97,7 +98,7 @@ class Bandit(AnytimePlanner):
         blind_P = asked_P - np.array(now.back) + self._portion > prospects.known_P + prospects.prior
         rank_P = rate_P * np.where(blind_P & (asked_P > 0), _BLIND, 1.0)
         prompt = int(prospects.order[np.argmax(rank_P[prospects.order])])
-        count = min(self._portion, now.opened.candidates - now.asked[prompt], int(min(room, self._portion)))
+        count = min(self._portion, self._max_seeds_per_prompt - now.asked[prompt], int(min(room, self._portion)))
         return Explore(prompt, count, now.steps)
 
     def _slope(self, now: Round, steps: int) -> float:
@@ -133,7 +134,7 @@ class Bandit(AnytimePlanner):
         relative_M = curves.normal / (1 - 1 / now.opened.keep)
 
         def value(steps: int) -> float:
-            seeds_each = min(room / steps / now.opened.prompts, now.opened.candidates)
+            seeds_each = min(room / steps / now.opened.prompts, self._max_seeds_per_prompt)
             # Where all prompts together get less than a size of the grid, a share of the prompts gets it.
             share_M = np.minimum(seeds_each / curves.sizes, 1.0)
             contrast_M = 1 + self._slope(now, steps) * share_M * relative_M
@@ -145,7 +146,7 @@ class Bandit(AnytimePlanner):
 
     def _outlook(self, now: Round) -> _Prospects:
         if self._prospects is None:
-            self._prospects = _Prospects(now, self._seed, self._beliefs.prompts)
+            self._prospects = _Prospects(now, self._max_seeds_per_prompt, self._seed, self._beliefs.prompts)
         self._prospects.update(now)
         return self._prospects
 
@@ -183,9 +184,9 @@ class Bandit(AnytimePlanner):
 class _Prospects:
     """What to expect of the prompts of an open round: a function of what came back, kept up to date."""
 
-    def __init__(self, now: Round, seed: int, known: Prompts) -> None:
+    def __init__(self, now: Round, candidates: int, seed: int, known: Prompts) -> None:
         prompts = now.opened.prompts
-        self.curves = Curves(keep=now.opened.keep, candidates=max(now.opened.candidates, now.opened.keep))
+        self.curves = Curves(keep=now.opened.keep, candidates=max(candidates, now.opened.keep))
         self.order = np.array(seeds.permutation(prompts, "planner order", seed, now.opened.iteration), dtype=np.intp)
         self.prior = known.prior_seeds
         self._typical = known.typical

@@ -36,8 +36,6 @@ class Opened:
     """P"""
     keep: int
     """G: seeds per prompt that will be trained on."""
-    candidates: int
-    """The largest N: never more seeds are asked for per prompt."""
     steps: int
     """T: denoising steps of a rollout."""
     workers: tuple[Worker, ...]
@@ -163,6 +161,10 @@ class Planner(Protocol):
     Events of a time that has passed (results after `Closed`, news of unknown iterations) are no errors: they change
     nothing. All methods are deterministic; worker names matter only as identities.
     """
+
+    @property
+    def training_s(self) -> float | None:
+        """How long the next training is expected to take, if the planner has any idea."""
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
         """Takes one event and returns what follows from it, in order. `now_s` never decreases."""

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from src.spot.planning.anytime import AnytimePlanner, Round
-from src.spot.planning.protocol import Action, Closed, Event, Explore, Opened, StopExploring, WorkersChanged
+from src.spot.planning.protocol import Action, Event, Explore, Opened, StopExploring
 
 
 class NoExploration:
     """Plain GRPO: random seeds."""
+
+    training_s = None
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
         return [StopExploring("exploration is off")] if isinstance(event, Opened) else []
@@ -23,45 +25,34 @@ class NoExploration:
 
 
 class Fixed:
-    """The same number of seeds for every prompt, all at once, as soon as there is a worker.
+    """The same number of seeds for every prompt, all at once, whether there is a worker or one is still to come.
 
-    They are asked for in rounds of one seed per prompt, so that prompts are treated alike wherever it is cut off.
+    So what is asked for depends on nothing that is measured. They are asked for in rounds of one seed per prompt, so
+    that prompts are treated alike wherever it is cut off.
 
     Args:
         seeds_per_prompt: N.
     """
 
+    training_s = None
+
     def __init__(self, *, seeds_per_prompt: int) -> None:
         if seeds_per_prompt < 1:
             raise ValueError(f"planner.seeds_per_prompt must be at least 1, got {seeds_per_prompt}")
         self._seeds_per_prompt = seeds_per_prompt
-        self._waiting: tuple[int, int, int] | None = None  # (prompts, seeds, steps) until a worker comes
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
-        match event:
-            case Opened():
-                count = min(self._seeds_per_prompt, event.candidates)
-                self._waiting = (event.prompts, count, event.steps)
-                return self._ask() if event.workers else []
-            case WorkersChanged(workers):
-                return self._ask() if workers else []
-            case Closed():
-                self._waiting = None
-        return []
-
-    def _ask(self) -> list[Action]:
-        if self._waiting is None:
+        if not isinstance(event, Opened):
             return []
-        prompts, count, steps = self._waiting
-        self._waiting = None
-        asked: list[Action] = [Explore(prompt, 1, steps) for _ in range(count) for prompt in range(prompts)]
+        rounds, prompts = range(self._seeds_per_prompt), range(event.prompts)
+        asked: list[Action] = [Explore(prompt, 1, event.steps) for _ in rounds for prompt in prompts]
         return [*asked, StopExploring("everything is asked for")]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"waiting": None if self._waiting is None else list(self._waiting)}
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._waiting = None if state["waiting"] is None else tuple(state["waiting"])
+        """There is nothing to take over."""
 
 
 class LargestFeasible(AnytimePlanner):
@@ -75,7 +66,7 @@ class LargestFeasible(AnytimePlanner):
     def _next(self, now: Round, room: float) -> Explore | str:
         prompts = now.opened.prompts
         done, part = divmod(sum(now.asked), prompts)
-        if done >= now.opened.candidates:
+        if done >= self._max_seeds_per_prompt:
             return "all candidates are asked for"
         if not any(now.asked) and room < prompts * (now.opened.keep + 1):
             return "too little time to choose among seeds"

@@ -36,13 +36,14 @@ from src.spot.planning.simple import Fixed, LargestFeasible, NoExploration
 from src.spot.planning.value import LearningValue
 from tests.spot.planning.scripts import TWO, Driver, asked, opened
 
-MAKERS: dict[str, Callable[[], Planner]] = {
-    "none": NoExploration,
-    "fixed": lambda: Fixed(seeds_per_prompt=6),
-    "largest_feasible": LargestFeasible,
-    "ucb": lambda: Bandit(seed=3, attitude=Ucb()),
-    "thompson": lambda: Bandit(seed=3, attitude=Thompson()),
+MAKERS: dict[str, Callable[[int], Planner]] = {
+    "none": lambda most: NoExploration(),
+    "fixed": lambda most: Fixed(seeds_per_prompt=most),
+    "largest_feasible": lambda most: LargestFeasible(max_seeds_per_prompt=most),
+    "ucb": lambda most: Bandit(seed=3, attitude=Ucb(), max_seeds_per_prompt=most),
+    "thompson": lambda most: Bandit(seed=3, attitude=Thompson(), max_seeds_per_prompt=most),
 }
+"""Planners that ask for at most so many seeds per prompt."""
 every_planner = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 anytime_planner = pytest.mark.parametrize(
     "make",
@@ -76,32 +77,28 @@ def test_fixed_asks_in_rounds_of_one_seed_per_prompt() -> None:
     ]
 
 
-def test_fixed_waits_for_a_worker_as_long_as_exploration_is_open() -> None:
+def test_fixed_asks_once_whether_there_are_workers_or_not() -> None:
     planner = Fixed(seeds_per_prompt=1)
-    assert planner.handle(0.0, opened(1, prompts=1, workers=())) == []
-    assert asked(planner.handle(1.0, WorkersChanged(TWO))) == [(0, 1)]
-    assert planner.handle(2.0, WorkersChanged(TWO)) == []
-    planner.handle(3.0, opened(2, prompts=1, workers=()))
-    planner.handle(4.0, Closed())
-    assert planner.handle(5.0, WorkersChanged(TWO)) == []
+    assert asked(planner.handle(0.0, opened(1, prompts=2, workers=()))) == [(0, 1), (1, 1)]
+    assert planner.handle(1.0, WorkersChanged(TWO)) == []
 
 
 def test_largest_feasible_fills_the_time_equally() -> None:
-    driver = warmed(LargestFeasible(), candidates=64)
-    came = driver.iteration(opened(11, candidates=64))
+    driver = warmed(LargestFeasible(max_seeds_per_prompt=64))
+    came = driver.iteration(opened(11))
     assert driver.late == 0
     assert came == [18, 18, 18, 18]  # 9 of 10 passes: less than one is left for errors of time and speed
 
 
 def test_largest_feasible_does_without_if_there_is_no_choice() -> None:
-    driver = Driver(LargestFeasible(), normal)
+    driver = Driver(LargestFeasible(max_seeds_per_prompt=16), normal)
     driver.iteration(opened(1))
     assert driver.iteration(opened(2, prompts=20)) == [0] * 20  # 80 seeds at most, 4 per prompt
     assert driver.log[-1][1] == StopExploring("too little time to choose among seeds")
 
 
 def test_it_goes_on_when_workers_come() -> None:
-    planner = LargestFeasible()
+    planner = LargestFeasible(max_seeds_per_prompt=16)
     driver = Driver(planner, normal)
     driver.iteration(opened(1))
     few = planner.handle(driver.now_s, opened(2, prompts=16, workers=TWO[:1]))
@@ -126,14 +123,14 @@ def test_it_leaves_prompts_that_do_not_vary() -> None:
     def reward(prompt: int, index: int) -> float:
         return 1.0 if prompt < 4 else normal(prompt, index)
 
-    driver = warmed(Bandit(seed=0), reward, prompts=8, candidates=32)
-    came = driver.iteration(opened(11, prompts=8, candidates=32))
+    driver = warmed(Bandit(seed=0, max_seeds_per_prompt=32), reward, prompts=8)
+    came = driver.iteration(opened(11, prompts=8))
     assert max(came[:4]) <= 4  # one portion each, and no more
     assert sum(came[4:]) >= 48
 
 
 def test_a_short_time_goes_to_few_prompts() -> None:
-    driver = warmed(Bandit(seed=0))
+    driver = warmed(Bandit(max_seeds_per_prompt=16, seed=0))
     came = driver.iteration(opened(11, prompts=16), training_s=100.0)
     assert sum(came) > 0
     assert sum(count > 4 for count in came) >= sum(came) / 16  # those who get some, get more than G
@@ -151,9 +148,10 @@ def audit(iteration: int, correlation: float, pairs: int = 64) -> Audited:
 
 def explored_after(correlation: float, spot_usd_per_hour: float) -> int:
     """Seeds of iteration 7 after six whose audits and payoffs showed the correlation."""
-    driver = Driver(Bandit(seed=0, learning=LearningValue(gain=0.8, saturation=50.0)), normal)
+    learning = LearningValue(gain=0.8, saturation=50.0)
+    driver = Driver(Bandit(seed=0, learning=learning, max_seeds_per_prompt=24), normal)
     for iteration in range(1, 8):
-        came = driver.iteration(opened(iteration, candidates=24, spot_usd_per_hour=spot_usd_per_hour))
+        came = driver.iteration(opened(iteration, spot_usd_per_hour=spot_usd_per_hour))
         driver.tell(audit(iteration, correlation))
         contrast = 1 + correlation**2 * 1.4
         rewards = tuple(0.5 + sign * 0.2 * math.sqrt(contrast * 3 / 4) for sign in (1, 1, -1, -1))
@@ -170,7 +168,7 @@ def test_it_explores_whatever_the_correlation_if_it_costs_nothing() -> None:
 
 
 def test_it_explores_nothing_that_does_not_pay() -> None:
-    driver = warmed(Bandit(seed=0))
+    driver = warmed(Bandit(max_seeds_per_prompt=16, seed=0))
     # 36 usd per hour make 1 usd per iteration of 100 s. The best rate of a prompt is about .1 of its variance per
     # seed, so a seed adds .8 x .7 x .1 / 4 = .014 iterations: worth it at a price per seed (2.5 s) of .0001, not of 1.
     assert sum(driver.iteration(opened(11, spot_usd_per_hour=0.144))) > 0
@@ -179,7 +177,7 @@ def test_it_explores_nothing_that_does_not_pay() -> None:
 
 
 def test_it_stops_when_more_contrast_would_teach_no_more() -> None:
-    driver = warmed(Bandit(seed=0, learning=LearningValue(saturation=1.5)))
+    driver = warmed(Bandit(max_seeds_per_prompt=16, seed=0, learning=LearningValue(saturation=1.5)))
     came = driver.iteration(opened(11))
     assert 0 < sum(came) < 40
     assert driver.log[-1][1] == StopExploring("more contrast would teach no more")
@@ -187,7 +185,7 @@ def test_it_stops_when_more_contrast_would_teach_no_more() -> None:
 
 @pytest.mark.parametrize(("correlation", "steps"), [(0.95, 5), (0.2, 10)])
 def test_previews_are_used_if_they_rank_well(correlation: float, steps: int) -> None:
-    driver = Driver(Bandit(seed=0, attitude=Ucb(optimism=0.0)), normal)
+    driver = Driver(Bandit(max_seeds_per_prompt=16, seed=0, attitude=Ucb(optimism=0.0)), normal)
     for iteration in range(1, 9):
         driver.iteration(opened(iteration, prompts=16, previews=(5,)))
         chosen = {a.steps for _, a in driver.log[-20:] if isinstance(a, Explore)}
@@ -198,24 +196,24 @@ def test_previews_are_used_if_they_rank_well(correlation: float, steps: int) -> 
 # What holds for all
 
 
-@every_planner
-def test_nothing_is_asked_for_without_workers(make: Callable[[], Planner]) -> None:
-    driver = warmed(make())
+@anytime_planner
+def test_nothing_is_asked_for_without_workers(make: Callable[[int], Planner]) -> None:
+    driver = warmed(make(16))
     assert asked(driver.tell(opened(11, workers=()))) == []
     assert asked(driver.tell(TrainingStarted())) == []
 
 
 @every_planner
-def test_the_candidates_are_the_limit(make: Callable[[], Planner]) -> None:
-    driver = warmed(make())
-    came = driver.iteration(opened(11, prompts=2, candidates=5), training_s=100.0)
+def test_the_largest_n_is_the_limit(make: Callable[[int], Planner]) -> None:
+    driver = warmed(make(5), prompts=2)
+    came = driver.iteration(opened(11, prompts=2), training_s=100.0)
     assert max(came) <= 5
     assert driver.late == 0
 
 
 @anytime_planner
-def test_deadlines_are_kept_when_training_time_varies(make: Callable[[], Planner]) -> None:
-    draw, driver, missed = generator("times"), Driver(make(), normal), 0
+def test_deadlines_are_kept_when_training_time_varies(make: Callable[[int], Planner]) -> None:
+    draw, driver, missed = generator("times"), Driver(make(16), normal), 0
     for iteration in range(1, 101):
         driver.iteration(opened(iteration, prompts=8), training_s=100 * math.exp(0.05 * draw.gauss(0, 1)))
         missed += iteration > 1 and driver.late > 0
@@ -223,7 +221,7 @@ def test_deadlines_are_kept_when_training_time_varies(make: Callable[[], Planner
 
 
 def test_results_of_another_time_change_nothing() -> None:
-    planner = Bandit(seed=0)
+    planner = Bandit(max_seeds_per_prompt=16, seed=0)
     driver = warmed(planner)
     driver.tell(opened(11))
     before = json.dumps(planner.state_dict())
@@ -235,6 +233,7 @@ def test_results_of_another_time_change_nothing() -> None:
     ("make", "message"),
     [
         (lambda: Fixed(seeds_per_prompt=0), "planner.seeds_per_prompt must be at least 1, got 0"),
+        (lambda: LargestFeasible(max_seeds_per_prompt=0), "planner.max_seeds_per_prompt must be at least 1, got 0"),
         (lambda: LargestFeasible(miss_rate=0), "planner.miss_rate must be between 0 and 1, got 0"),
         (lambda: Bandit(seed=0, discount=1.0), "planner.discount must be between 0 and 1, got 1.0"),
         (lambda: Bandit(seed=0, portion=0), "planner.portion must be at least 1, got 0"),
@@ -256,7 +255,7 @@ worker_sets = st.lists(st.tuples(names, st.integers(1, 6)), max_size=4, unique_b
 )
 rewards = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]), st.floats(-2, 2))
 steps = st.one_of(
-    st.tuples(st.just("open"), worker_sets, st.integers(1, 5), st.integers(2, 5), st.integers(0, 20)),
+    st.tuples(st.just("open"), worker_sets, st.integers(1, 5), st.integers(2, 5)),
     st.tuples(
         st.just("serve"), st.integers(1, 8), st.lists(rewards, min_size=8, max_size=8), names, st.floats(0.5, 20)
     ),
@@ -271,7 +270,8 @@ steps = st.one_of(
 class Play:
     """Turns steps into events that may really happen, and follows what is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.iteration = 0
         self.opened: Opened | None = None
         self.workers: tuple[Worker, ...] = ()
@@ -280,13 +280,12 @@ class Play:
 
     def events(self, step: tuple) -> list[Event]:  # type: ignore[type-arg]
         match step:
-            case ("open", workers, prompts, keep, candidates) if self.opened is None:
+            case ("open", workers, prompts, keep) if self.opened is None:
                 self.iteration += 1
                 self.queue, self.counts, self.workers = [], {}, workers
                 self.opened = replace(
                     opened(self.iteration, prompts=prompts, workers=workers, previews=(5,), spot_usd_per_hour=1.0),
                     keep=keep,
-                    candidates=candidates,
                 )
                 return [self.opened]
             case ("serve", count, values, name, seconds):
@@ -312,27 +311,27 @@ class Play:
         for action in actions:
             if isinstance(action, Explore):
                 assert self.opened is not None
-                assert self.workers
                 assert action.count > 0
                 assert 0 <= action.prompt < self.opened.prompts
                 self.counts[action.prompt] = self.counts.get(action.prompt, 0) + action.count
-                assert self.counts[action.prompt] <= self.opened.candidates
+                assert self.counts[action.prompt] <= self.most
                 self.queue += [action.prompt] * action.count
 
 
 @every_planner
 @settings(max_examples=60, deadline=None)
-@given(script=st.lists(steps, max_size=40), saved=st.integers(0, 40))
+@given(script=st.lists(steps, max_size=40), saved=st.integers(0, 40), most=st.integers(1, 20))
 def test_any_script_is_answered_within_bounds_and_survives_a_resume(
-    make: Callable[[], Planner],
-    script: list[tuple],
-    saved: int,  # type: ignore[type-arg]
+    make: Callable[[int], Planner],
+    script: list[tuple],  # type: ignore[type-arg]
+    saved: int,
+    most: int,
 ) -> None:
-    planner, play = make(), Play()
+    planner, play = make(most), Play(most)
     other: Planner | None = None
     for number, step in enumerate(script):
         if number == saved:
-            other = make()
+            other = make(most)
             other.load_state_dict(json.loads(json.dumps(planner.state_dict())))
         for event in play.events(step):
             actions = planner.handle(number * 7.0, event)
@@ -345,11 +344,12 @@ def test_any_script_is_answered_within_bounds_and_survives_a_resume(
 
 @every_planner
 @settings(max_examples=40, deadline=None)
-@given(script=st.lists(steps, max_size=30), order=st.permutations("abcd"))
+@given(script=st.lists(steps, max_size=30), order=st.permutations("abcd"), most=st.integers(1, 20))
 def test_the_names_and_order_of_workers_do_not_matter(
-    make: Callable[[], Planner],
-    script: list[tuple],
-    order: list[str],  # type: ignore[type-arg]
+    make: Callable[[int], Planner],
+    script: list[tuple],  # type: ignore[type-arg]
+    order: list[str],
+    most: int,
 ) -> None:
     renamed = dict(zip("abcd", order, strict=True))
 
@@ -362,7 +362,7 @@ def test_the_names_and_order_of_workers_do_not_matter(
                 return replace(event, worker=renamed[event.worker])
         return event
 
-    one, two, play = make(), make(), Play()
+    one, two, play = make(most), make(most), Play(most)
     for number, step in enumerate(script):
         for event in play.events(step):
             actions = one.handle(number * 7.0, event)

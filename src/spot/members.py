@@ -1,0 +1,56 @@
+"""What the coordinator and a process say to one another when the process joins, and what is left when it is lost."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from src.core.protocols import Engine
+from src.core.types import Member, RequestKind
+from src.spot import messages as m
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a process must know of the run to take part in it."""
+
+    run: str
+    incarnation: int
+    """How many times the run was started before."""
+    weights_root: Path
+    """Where policies are published."""
+    elapsed_s: float
+    """Seconds since the start of the run."""
+    heartbeat_s: float
+    """How often to show signs of life."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker that is no member any more, and the process that it was."""
+
+    worker: str
+    reason: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a worker says of itself when it joins."""
+
+    member: Member
+    pid: int
+    batch_size: int
+    fingerprint: str
+    kinds: frozenset[RequestKind] = m.EVERY_KIND
+    watched: bool = True
+    """Whether its silence means that it is frozen. Training ranks are silent for a whole training phase."""
+
+
+RESERVED_KINDS = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})
+
+
+def reserved(member: Member, engine: Engine) -> Joined:
+    """A training rank joins: it serves only what its training waits for, and is silent while it trains."""
+    return Joined(member, os.getpid(), engine.batch_size, engine.fingerprint, RESERVED_KINDS, watched=False)
