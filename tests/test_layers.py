@@ -19,6 +19,21 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "src.parallel": ("src.core", "src.models"),
     "src.rl": ("src.core", "src.models", "src.tasks"),
     "src.spot": ("src.core",),
+    "src.sim": (
+        "src.core",
+        "src.parallel.plan",
+        "src.rl.geometry",
+        "src.spot.scheduler",
+        "src.spot.queue",
+        "src.spot.records",
+        "src.spot.sizing",
+        "src.spot.planner",
+        "src.spot.planning",
+        "src.spot.traces",
+        "src.spot.market",
+        "src.spot.prices",
+        "src.spot.cost",
+    ),
     "src.report": ("src.core", "src.spot.cost"),
     "src.pretrain": ("src.core", "src.models", "src.tasks", "src.rl.rewards"),
     "src.app": (
@@ -28,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "src.parallel",
         "src.rl",
         "src.spot",
+        "src.sim",
         "src.pretrain",
     ),
     "src.generate": ("src.app",),
@@ -61,6 +77,7 @@ TORCH_FREE = (
     "src.spot.market",
     "src.spot.prices",
     "src.spot.cost",
+    "src.sim",
 )
 """Vocabulary, readers and deciders: they start fast, and simulations run thousands of them."""
 
