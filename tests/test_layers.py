@@ -19,6 +19,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "src.parallel": ("src.core", "src.models"),
     "src.rl": ("src.core", "src.models", "src.tasks"),
     "src.spot": ("src.core",),
+    "src.sim": ("src.core", "src.spot", "src.parallel.plan", "src.rl.geometry"),
     "src.report": ("src.core", "src.spot.cost"),
     "src.pretrain": ("src.core", "src.models", "src.tasks", "src.rl.rewards"),
     "src.app": (
@@ -28,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "src.parallel",
         "src.rl",
         "src.spot",
+        "src.sim",
         "src.pretrain",
     ),
     "src.generate": ("src.app",),
@@ -61,6 +63,7 @@ TORCH_FREE = (
     "src.spot.market",
     "src.spot.prices",
     "src.spot.cost",
+    "src.sim",
 )
 """Vocabulary, readers and deciders: they start fast, and simulations run thousands of them."""
 
@@ -133,6 +136,8 @@ def test_every_import_respects_the_layers() -> None:
         ("src.rl.loss", "import src.parallel.group"),
         ("src.parallel.plan", "def late():\n    import src.spot.client"),
         ("src.report.read", "from src.spot.scheduler import Scheduler"),
+        ("src.sim.hardware", "from src.parallel.group import Group"),
+        ("src.sim.statistics", "import torch"),
         ("src.pretrain.base", "from src.rl import loss"),
         ("src.app.job", "from src.report.html import page"),
         ("train", "from src.core.clock import wall_s"),
@@ -156,6 +161,7 @@ def test_a_planted_violation_is_caught(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("src.report.html", "from src.spot.cost import total"),
+        ("src.sim.cluster", "from src.parallel.plan import groups_of"),
         ("src.pretrain.base", "from src.rl.rewards import reward"),
         ("src.pretrain.base", "from src.rl import rewards"),
         ("src.rl.module", "from pytorch_lightning import LightningModule"),

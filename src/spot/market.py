@@ -243,7 +243,11 @@ class Statistics:
 
     @property
     def preemptions_per_hour(self) -> float:
-        return self.preemptions / (self.duration_s / 3600)
+        return self.preemptions_per(3600.0)
+
+    def preemptions_per(self, seconds: float) -> float:
+        """In so many seconds on average, as in five iterations of a job."""
+        return self.preemptions * seconds / self.duration_s
 
 
 def statistics(market: Market, duration_s: float) -> Statistics:
@@ -263,6 +267,17 @@ def statistics(market: Market, duration_s: float) -> Statistics:
                 kills += 1
                 node_s -= duration_s - time_s
     return Statistics(duration_s, kills, node_s / duration_s)
+
+
+def preemption_rate(
+    trace: str | Path, *, nodes: int, seed: int, horizon_s: float, iteration_s: float, iterations: int = 5
+) -> float:
+    """Preemptions per `iterations` iterations of `iteration_s` seconds, in the first `horizon_s` of a job.
+
+    The trace plays at its own pace and starts again where it ends, as for the job; there is no grace.
+    """
+    market = replay(trace=trace, nodes=nodes, seed=seed, grace_s=0.0)
+    return statistics(market, horizon_s).preemptions_per(iterations * iteration_s)
 
 
 def table(traces: Sequence[Path], nodes: Sequence[int], seed_count: int) -> list[str]:

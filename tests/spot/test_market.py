@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.spot import market as m
-from src.spot.market import Kill, Market, Notice, Return, Start, Tick, play, replay, statistics
+from src.spot.market import Kill, Market, Notice, Return, Start, Tick, play, preemption_rate, replay, statistics
 from src.spot.traces import Change, Trace, read_trace
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
@@ -305,3 +305,13 @@ def test_a_start_offers_whom_the_trace_has_then(market, now_s):
     assert all(isinstance(action, Return) for action in returned)
     assert len({action.node for action in returned}) == len(returned)
     assert market.handle(now_s, Start()) == returned
+
+
+def test_preemptions_are_told_per_iterations_of_a_job(tmp_path):
+    path = tmp_path / "two.csv"
+    path.write_text("0,add,a\n0,add,b\n10000,remove,a\n20000,add,c\n30000,remove,b\n40000,add,d\n50000,remove,c\n")
+    # Kills at 10, 30 and 50, where the trace ends and starts again with d and a returning c; then at 60 and 80.
+    common = {"nodes": 2, "seed": 0, "iteration_s": 4.0}
+    assert preemption_rate(path, horizon_s=49.0, **common) == pytest.approx(2 * 20 / 49)
+    assert preemption_rate(path, horizon_s=49.0, iterations=1, **common) == pytest.approx(2 * 4 / 49)
+    assert preemption_rate(path, horizon_s=99.0, **common) == pytest.approx(5 * 20 / 99)
