@@ -64,7 +64,7 @@ class Evaluation(pl.Callback):
 
     def _evaluate(self, module: FlowGRPO) -> None:
         module.publish()
-        watch = Stopwatch()
+        watch = Stopwatch(module.cluster.now)
         with watch.phase("evaluate"), module.cluster.phase("evaluate", module.iteration):
             results = module.cluster.collect([self._request(module, i) for i in range(len(self._prompts))])
         made = [result for result in results if result.error is None]
@@ -149,7 +149,7 @@ class Checkpointing(pl.Callback):
         module = cast(FlowGRPO, pl_module)
         stop = module.cluster.should_stop()
         if stop or module.iteration % self._every == 0 or module.iteration == self._last:
-            watch = Stopwatch()
+            watch = Stopwatch(module.cluster.now)
             with watch.phase("save"):
                 content = snapshot(module, base=self._base)  # of all ranks: each may hold a part
                 if module.updater.snapshot.is_leader:

@@ -112,7 +112,7 @@ class VirtualCluster(Section):
     commit_every: Whole
     keeps_commits: bool
     reserved_explores: bool
-    durations: Target
+    elastic: bool
     device: str
     threads: Count
 
@@ -171,6 +171,7 @@ class Configuration(Section):
     callbacks: dict[str, Target]
     logger: Target
     hardware: Target | None
+    workload: Target | None
     paths: Paths
     name: str
     job: str

@@ -26,8 +26,9 @@ from src.app.sampling import build_rank_engine, build_worker_engine
 from src.app.summary import five_lines
 from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import Durations, Shape, VirtualFleet
+from src.sim.fleet import Shape, VirtualFleet
 from src.sim.timeline import Timeline
+from src.sim.workload import WorkDurations
 from src.spot import weights
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator
 from src.spot.scheduler import Scheduler
@@ -47,7 +48,7 @@ def post_train(config: DictConfig) -> float | None:
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     with StopSignals() as stop, Terminal(plan) as terminal:
         coordinator = train(plan.config, plan.folder, [_Following(terminal, stop)])
-        terminal.show(coordinator.news(terminal.cursor))
+        terminal.show(coordinator.log.news(terminal.cursor))
         unfinished = bool(stop.name) and terminal.iteration < plan.config["trainer"]["max_steps"]
         status = "interrupted" if unfinished else "done"
         coordinator.record("run_ended", status=status, iteration=terminal.iteration)
@@ -67,6 +68,7 @@ def train(config: Config, folder: Path, followers: Sequence[_Following]) -> Coor
         run=folder.name,
         folder=folder,
         scheduler=Scheduler(lease_target_s=config["cluster"]["lease_target_s"], lease_s=float("inf")),
+        planner=build(config["planner"], "planner"),
         ledger=build_ledger(config),
         now=timeline,
         start_wall_s=0.0,
@@ -108,13 +110,18 @@ def build_shape(config: Config) -> Shape:
         )
 
 
-def build_durations(config: Config) -> Durations:
+def build_durations(config: Config) -> WorkDurations:
     """How long the real job's work takes that this job's stands for."""
     sizes = geometry(config)
-    built: Durations = build(config["cluster"]["durations"], "cluster.durations")(
-        samples=sizes.samples, steps=sizes.steps, pairs=sizes.pairs
+    hardware = build(config["hardware"], "hardware")
+    workload = build(config["workload"], "workload")(hardware=hardware)
+    return WorkDurations(
+        workload=workload,
+        samples=sizes.samples,
+        trained_steps=sizes.trained_steps,
+        reserved_gpus=config["cluster"]["reserved_gpus"],
+        elastic=config["cluster"]["elastic"],
     )
-    return built
 
 
 class _Following(pl.Callback):
@@ -128,7 +135,7 @@ class _Following(pl.Callback):
         self._coordinator = coordinator
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._terminal.show(self._coordinator.news(self._terminal.cursor))
+        self._terminal.show(self._coordinator.log.news(self._terminal.cursor))
         if self._stop.name:
             self._coordinator.stop(self._stop.name)
             trainer.should_stop = True

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from src.core.clock import Clock
 from src.core.types import (
     Commit,
     Exploration,
@@ -85,6 +86,8 @@ class Cluster(Protocol):
     """Name of the run."""
     incarnation: int
     """How often it was started before."""
+    now: Clock
+    """What durations are measured by."""
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
         """Makes weights available to the workers as `version`.

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from src.core.clock import monotonic_s
 from src.core.protocols import Cluster, Engine, OnStep, never, unwatched
 from src.core.types import Commit, Exploration, PolicyVersion, SampleRequest, SampleResult, WorkReport
 from src.parallel.mesh import Mesh
@@ -105,6 +106,7 @@ class RankCluster:
         self._own = connect(self._engine, mesh.snapshot.dp_rank) if mesh.leads_sequence else None
         self._speaker = self._own if mesh.snapshot.is_leader else None
         """The connection of rank 0; None on all others."""
+        self.now = monotonic_s
         self.run, self.incarnation = self._hear(lambda cluster: (cluster.run, cluster.incarnation))
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:

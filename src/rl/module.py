@@ -125,7 +125,7 @@ class FlowGRPO(pl.LightningModule):
     # ---------------------------------------------------------------- one iteration
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        watch = Stopwatch()
+        watch = Stopwatch(self.cluster.now)
         with watch.phase("rollout"), self.cluster.phase("rollout", batch.iteration):
             seeds_PG = self.take_seeds(batch)
             rollouts = self.roll_out(batch, seeds_PG)

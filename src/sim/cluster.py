@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from src.core.types import PolicyVersion, RequestKind, SampleRequest, SampleResult
+from src.core.clock import Clock
+from src.core.types import Exploration, PolicyVersion, RequestKind, SampleRequest, SampleResult
 from src.sim.fleet import Durations, Samples, VirtualFleet
 from src.sim.timeline import Timeline
 from src.spot import weights
@@ -35,7 +36,7 @@ class VirtualCluster:
         introduction = coordinator.introduce()
         self.run = introduction.run
         self.incarnation = introduction.incarnation
-        self.now = coordinator.now
+        self.now: Clock = coordinator.now
         self._weights_root = introduction.weights_root
         self._timeline = timeline
         self._coordinator = coordinator
@@ -68,11 +69,27 @@ class VirtualCluster:
         self._samples.forget(requests)
         return self._coordinator.close(keys)
 
+    def open_exploration(self, exploration: Exploration) -> None:
+        self._coordinator.open_exploration(exploration)
+        self._fleet.start_granted()
+
+    def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
+        coordinator = self._coordinator
+        self._timeline.run(lambda: coordinator.complete(coordinator.explores), at_most_s=wait_s)
+        return coordinator.close_exploration()
+
+    def planner_state(self) -> Mapping[str, Any]:
+        return self._coordinator.planner_state()
+
+    def restore_planner(self, state: Mapping[str, Any]) -> None:
+        self._coordinator.restore_planner(state)
+
     def workers(self) -> int:
         return self._coordinator.workers()
 
     @contextmanager
     def phase(self, name: str, iteration: int) -> Iterator[None]:
+        self.record("phase_started", name=name, iteration=iteration)
         start_s = self.now()
         try:
             yield
@@ -85,7 +102,7 @@ class VirtualCluster:
         self._coordinator.record(kind, **fields)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._coordinator.log_metrics(step, metrics)
+        self._coordinator.log.log_metrics(step, metrics)
 
     def should_stop(self) -> bool:
         return self._coordinator.stop_requested

@@ -27,7 +27,8 @@ from src.core.types import (
 from src.parallel.plan import groups_of
 from src.sim.timeline import Timeline
 from src.spot import market as mk
-from src.spot.coordinator import RESERVED_KINDS, Coordinator, Joined
+from src.spot.coordinator import Coordinator
+from src.spot.members import RESERVED_KINDS, Joined
 from src.spot.messages import EVERY_KIND
 
 

@@ -91,3 +91,49 @@ class Workload:
             gpus=gpus,
             guidance=self.guidance,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkDurations:
+    """How long everything takes in a job on a virtual cluster (`fleet.Durations`).
+
+    Args:
+        workload: what the job's work stands for.
+        samples: of the job that are trained on per iteration; its own group size counts.
+        trained_steps: of each of them.
+        reserved_gpus: they train together.
+        elastic: GPUs that are there form a new group from running processes; if False, these are started anew.
+    """
+
+    workload: Workload
+    samples: int
+    trained_steps: int
+    reserved_gpus: int
+    elastic: bool
+
+    @property
+    def publish_s(self) -> float:
+        return self.workload.hardware.publish_s
+
+    @property
+    def load_s(self) -> float:
+        return self.workload.hardware.load_s
+
+    @property
+    def regroup_s(self) -> float:
+        return self.workload.hardware.regroup_s if self.elastic else self.start_s
+
+    @property
+    def start_s(self) -> float:
+        """A node that comes holds nothing: it starts cold in either case."""
+        return self.workload.hardware.cold_start_s
+
+    def denoise_s(self, samples: int, steps: int, degree: int) -> float:
+        return self.workload.denoise_s(samples, steps, degree=degree)
+
+    def finish_s(self, samples: int) -> float:
+        return self.workload.decode_score_s(samples)
+
+    def train_s(self) -> float:
+        """Groups without contrast are charged for, too, though no gradient is computed for them."""
+        return self.workload.train_s(self.samples, self.trained_steps, gpus=self.reserved_gpus)

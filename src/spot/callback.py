@@ -108,7 +108,7 @@ class SpotExploration(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         module, batch = cast(Explorable, pl_module), cast(Batch, batch)
-        self._watch = Stopwatch()
+        self._watch = Stopwatch(module.cluster.now)
         with self._watch.phase("publish"):
             module.publish()
         self._audits = audit_requests(module, batch) if self._workers else []

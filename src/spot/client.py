@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from src.core.clock import RunClock
+from src.core.clock import Clock, RunClock
 from src.core.protocols import Engine
 from src.core.types import (
     Commit,
@@ -91,7 +91,7 @@ class RayCluster:
         self.run = introduction.run
         self.incarnation = introduction.incarnation
         self._weights_root = introduction.weights_root
-        self._now = RunClock(elapsed_s=introduction.elapsed_s)
+        self.now: Clock = RunClock(elapsed_s=introduction.elapsed_s)
         joined = reserved(Member("local", rank, self.incarnation, "reserved"), engine)
         self._name = joined.member.name
         call(host.join, joined)
@@ -102,9 +102,9 @@ class RayCluster:
         return cls(session.connect(address), engine=engine, rank=rank)
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
-        start_s = self._now()
+        start_s = self.now()
         published = weights.publish(self._weights_root, version, save)
-        publish_s = self._now() - start_s
+        publish_s = self.now() - start_s
         old = call(self._host.publish, version, published.checksum, published.bytes, publish_s)
         weights.remove(self._weights_root, old)
 
@@ -143,11 +143,11 @@ class RayCluster:
     @contextmanager
     def phase(self, name: str, iteration: int) -> Iterator[None]:
         self.record("phase_started", name=name, iteration=iteration)
-        start_s = self._now()
+        start_s = self.now()
         try:
             yield
         finally:
-            self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self._now())
+            self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self.now())
 
     def record(self, kind: str, **fields: Any) -> None:
         call(self._host.record, kind, fields)

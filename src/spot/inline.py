@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from src.core.clock import Clock
 from src.core.protocols import Engine
 from src.core.types import (
     Exploration,
@@ -43,6 +44,7 @@ class InlineCluster:
         introduction = coordinator.introduce()
         self.run = introduction.run
         self.incarnation = introduction.incarnation
+        self.now: Clock = coordinator.now
         self._weights_root = introduction.weights_root
         self._coordinator = coordinator
         self._engine = engine
