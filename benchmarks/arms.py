@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 
 from benchmarks.job import Job
 from src.app.engine import RolloutEngine
 from src.core.protocols import Engine
-from src.core.types import Batch, RequestKey, RequestKind, SampleRequest, SampleResult, WorkReport
-from src.rl.module import FlowGRPO
-from src.spot.callback import explored_by_instance
+from src.core.types import RequestKey, RequestKind, SampleRequest, SampleResult, WorkReport
+from src.spot.callback import FreshExploration
 from src.spot.coordinator import Coordinator
 from src.spot.inline import InlineCluster
 
@@ -37,29 +35,6 @@ class Arm:
     spot_engine: Callable[[RolloutEngine], Engine] = lambda engine: engine
     cluster_of: type[InlineCluster] = InlineCluster
     trained: int = 1
-
-
-class FreshExploration(pl.Callback):
-    """Explores a batch with the very weights that roll it out: what exploration would give if it cost no time."""
-
-    def __init__(self, *, seeds_per_prompt: int) -> None:
-        self._seeds_per_prompt = seeds_per_prompt
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        module, batch = cast(FlowGRPO, pl_module), cast(Batch, batch)
-        module.publish()
-        exploration, instances = module.exploration(batch.iteration, batch.prompts), range(len(batch.prompts))
-        requests = [
-            exploration.request(instance, index, exploration.spec.steps)
-            for index in range(self._seeds_per_prompt)
-            for instance in instances
-        ]
-        module.cluster.submit(requests)
-        explored = explored_by_instance(module.cluster.close(requests, wait_s=math.inf))
-        module.seed_bank.forget_before(batch.iteration)
-        module.seed_bank.offer(batch.iteration, explored, module.policy)
 
 
 class _Exploring:
@@ -130,17 +105,13 @@ def _sample(key: RequestKey) -> tuple[int, int, int]:
     return key.iteration, key.instance, key.seed
 
 
-def _fresh(job: Job) -> FreshExploration:
-    return FreshExploration(seeds_per_prompt=job.config["planner"]["seeds_per_prompt"])
-
-
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("random", 0),
         Arm("random_2g", 0, trained=2),
-        Arm("fresh_2g", 2, explore=_fresh),
-        Arm("fresh_4g", 4, explore=_fresh),
+        Arm("fresh_2g", 2, explore=lambda job: FreshExploration()),
+        Arm("fresh_4g", 4, explore=lambda job: FreshExploration()),
         Arm("stale_2g", 2),
         Arm("stale_4g", 4),
         Arm(

@@ -192,8 +192,8 @@ class Explorable(Protocol):
     def exploration(self, iteration: int, prompts: Sequence[Prompt]) -> Exploration:
         """What the current weights may explore for an iteration's batch."""
 
-    def offer(self, iteration: int, explored: ExploredByInstance) -> None:
-        """Hands over what was explored for an iteration's batch, so that it can choose its seeds."""
+    def offer(self, iteration: int, explored: ExploredByInstance, version: PolicyVersion) -> None:
+        """Hands over what a policy explored for an iteration's batch, so that it can choose its seeds."""
 
     def audit(self, iteration: int, fresh: Mapping[tuple[int, int], float]) -> Mapping[str, float]:
         """Metrics of how well the exploration of an iteration ranked.

@@ -286,9 +286,8 @@ class FlowGRPO(pl.LightningModule):
             RequestKey(self.run, iteration, kind, instance, seed, self.policy, spec.steps), prompt, spec
         )
 
-    def offer(self, iteration: int, explored: ExploredByInstance) -> None:
-        """Takes what was explored for the batch of `iteration` (with the weights before this iteration's updates)."""
-        version = PolicyVersion(self.incarnation, iteration - 1)
+    def offer(self, iteration: int, explored: ExploredByInstance, version: PolicyVersion) -> None:
+        """Takes what the policy `version` explored for the batch of `iteration`."""
         rows = explored_rows(explored)
         self.cluster.record("explored", iteration=iteration, version=str(version), results=rows)
         self.seed_bank.forget_before(iteration - 1)

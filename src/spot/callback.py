@@ -9,6 +9,7 @@ So the choice of seeds is stale by one version, and nothing else: kept seeds are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
@@ -125,12 +126,30 @@ class SpotExploration(pl.Callback):
             explored = self._sync.finish(module) if batch.next_prompts else {}
             audited = module.cluster.close(self._audits, wait_s=self._sync.wait_s)
         if batch.next_prompts:
-            module.offer(batch.iteration + 1, explored)
+            explorer = replace(module.policy, iteration=batch.iteration)
+            module.offer(batch.iteration + 1, explored, explorer)
             metrics["explore/explored"] = sum(map(len, explored.values()))
         fresh = {(r.key.instance, r.key.seed): r.reward for r in audited if r.error is None}
         metrics |= module.audit(batch.iteration, fresh)
         metrics |= {f"time/{phase}_s": seconds for phase, seconds in self._watch.seconds.items()}
         module.cluster.log_metrics(batch.iteration + 1, metrics)
+
+
+class FreshExploration(pl.Callback):
+    """Explores each batch with the very weights that roll it out, before anything else (as Sol-RL, arXiv 2604.06916).
+
+    Its choice of seeds is as good as can be, and the exploration is on the critical path.
+    """
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        module, batch = cast(Explorable, pl_module), cast(Batch, batch)
+        module.publish()
+        with module.cluster.phase("explore", batch.iteration):
+            module.cluster.open_exploration(module.exploration(batch.iteration, batch.prompts))
+            explored = explored_by_instance(module.cluster.close_exploration(wait_s=math.inf))
+        module.offer(batch.iteration, explored, module.policy)
 
 
 def audit_requests(module: Explorable, batch: Batch) -> list[SampleRequest]:
