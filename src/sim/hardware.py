@@ -81,13 +81,6 @@ class Hardware:
     commit: Annotated[Figure, "s"]
     """Latents of samples in flight go to the coordinator."""
 
-    def __post_init__(self) -> None:
-        if not self.sp1_latency.value >= self.sp2_latency.value >= self.sp4_latency.value:
-            raise ValueError(
-                "sp1_latency, sp2_latency and sp4_latency must not rise, got "
-                f"{self.sp1_latency.value}, {self.sp2_latency.value}, {self.sp4_latency.value}"
-            )
-
     def denoise_s(self, images: float, steps: float, *, degree: int = 1, guidance: bool) -> float:
         """Seconds in which one worker of `degree` GPUs takes `images` images through `steps` steps.
 

@@ -61,4 +61,7 @@ def test_every_prices_option_is_a_constructor(composed, tmp_path):
     assert made["fixed"] == FixedPrices(reserved_usd_per_gpu_hour=10.474, spot_usd_per_gpu_hour=9)
     assert isinstance(made["catalog"], PriceTable)
     assert made["table"].price_usd_per_gpu_hour("here", "spot", 0) == 4
-    assert set(made) == {"fixed", "catalog", "table"}
+    published = made["rlboost_h100"]
+    assert 8 * published.reserved_usd_per_gpu_hour == 83.79
+    assert 8 * published.spot_usd_per_gpu_hour == 21.28
+    assert set(made) == {"fixed", "catalog", "table", "rlboost_h100"}

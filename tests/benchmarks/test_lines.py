@@ -51,6 +51,14 @@ def test_iteration_compares_two_loops_that_compute_the_same() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_hardware_measures_what_a_profile_asks_for() -> None:
+    found = line_of("benchmarks.hardware", "--quick")
+    assert found["name"] == "hardware"
+    assert all(0 < found[figure] < 1 for figure in ("denoise", "decode_score", "train", "publish"))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_selection_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     arguments = ("benchmarks.selection", "--quick", "--out", str(tmp_path))
