@@ -7,10 +7,11 @@ a hardware profile and a market (`src/sim`). So a run tells how a system of many
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import warnings
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from src.sim.cluster import VirtualCluster
 from src.sim.fleet import Shape, VirtualFleet
 from src.sim.timeline import Timeline
 from src.sim.workload import WorkDurations
+from src.spot import messages as m
 from src.spot import weights
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator
 from src.spot.scheduler import Scheduler
@@ -63,19 +65,17 @@ def post_train(config: DictConfig) -> float | None:
 
 def train(config: Config, folder: Path, followers: Sequence[_Following]) -> Coordinator:
     """Trains to the last iteration; the logs are in `folder`."""
-    timeline = Timeline()
+    sampler, engine = build_rank_engine(config)
+    samples = EngineSamples(rank=engine, worker=build_worker_engine(config), weights_root=folder / WEIGHTS_FOLDER)
+    timeline, lease_target_s = Timeline(), config["cluster"]["lease_target_s"]
     coordinator = Coordinator(
         run=folder.name,
         folder=folder,
-        scheduler=Scheduler(lease_target_s=config["cluster"]["lease_target_s"], lease_s=float("inf")),
+        scheduler=_ToldScheduler(samples.heard, lease_target_s=lease_target_s, lease_s=math.inf),
         planner=build(config["planner"], "planner"),
         ledger=build_ledger(config),
         now=timeline,
         start_wall_s=0.0,
-    )
-    sampler, engine = build_rank_engine(config)
-    samples = EngineSamples(
-        rank=engine, worker=build_worker_engine(config), weights_root=coordinator.introduce().weights_root
     )
     durations = build_durations(config)
     fleet = VirtualFleet(
@@ -144,8 +144,8 @@ class _Following(pl.Callback):
 class EngineSamples:
     """Real samples for a virtual cluster (`sim.fleet.Samples`), made in whole batches of the engine.
 
-    A sample is a function of its request and the weights, whoever makes it and when. So what is announced is made
-    together with what is asked for first, and what is never asked for is often never made.
+    A sample is a function of its request and the weights, whoever makes it and when. So what else is queued is made
+    together with what is asked for first, and what is dropped before is never made.
 
     Args:
         rank: the engine of the model that is trained: it makes what is asked of its present weights.
@@ -157,38 +157,40 @@ class EngineSamples:
         self._worker = worker
         self._weights_root = weights_root
         self._held: PolicyVersion | None = None
-        self._announced: OrderedDict[RequestKey, SampleRequest] = OrderedDict()
+        self._queued: dict[RequestKey, SampleRequest] = {}
         self._made: dict[RequestKey, SampleResult] = {}
 
-    def announce(self, requests: Sequence[SampleRequest]) -> None:
-        self._announced.update((request.key, request) for request in requests)
+    def heard(self, event: m.Event) -> None:
+        """Takes what the scheduler is told."""
+        match event:
+            case m.Submit(requests):
+                self._queued.update((request.key, request) for request in requests)
+            case m.Close(keys):
+                for key in keys:
+                    self._queued.pop(key, None)
+                    self._made.pop(key, None)
 
     def make(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
-        missing = [request for request in requests if request.key not in self._made]
-        if missing:
+        if missing := [request for request in requests if request.key not in self._made]:
             batch = [*missing, *self._alike(missing)]
             results, _ = self._engine(batch[0]).serve(batch, "virtual")
             self._made.update((result.key, result) for result in results)
         return [self._made.pop(request.key) for request in requests]
 
-    def forget(self, requests: Sequence[SampleRequest]) -> None:
-        for request in requests:
-            self._announced.pop(request.key, None)
-            self._made.pop(request.key, None)
-
     def _alike(self, missing: Sequence[SampleRequest]) -> list[SampleRequest]:
-        """Announced requests that fill up the last batch."""
+        """Queued requests that fill up the last batch."""
         for request in missing:
-            self._announced.pop(request.key, None)
-        first, room = missing[0], -len(missing) % self._worker.batch_size
-        alike = [
+            self._queued.pop(request.key, None)
+        first = missing[0]
+        alike = (
             request
-            for key, request in self._announced.items()
+            for key, request in self._queued.items()
             if (key.kind, key.policy, request.spec) == (first.key.kind, first.key.policy, first.spec)
-        ][:room]
-        for request in alike:
-            del self._announced[request.key]
-        return alike
+        )
+        filling = list(islice(alike, -len(missing) % self._worker.batch_size))
+        for request in filling:
+            del self._queued[request.key]
+        return filling
 
     def _engine(self, request: SampleRequest) -> RolloutEngine:
         if request.key.kind in (RequestKind.ROLLOUT, RequestKind.EVAL):
@@ -198,3 +200,15 @@ class EngineSamples:
             self._worker.load_weights(weights.folder_of(self._weights_root, policy))
             self._held = policy
         return self._worker
+
+
+class _ToldScheduler(Scheduler):
+    """Passes on what it is told."""
+
+    def __init__(self, tell: Callable[[m.Event], None], **settings: float) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]
+        self._tell = tell
+
+    def handle(self, now_s: float, event: m.Event) -> list[m.Action]:
+        self._tell(event)
+        return super().handle(now_s, event)

@@ -51,7 +51,6 @@ class VirtualCluster:
         weights.remove(self._weights_root, old)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._samples.announce(requests)
         self._coordinator.submit(requests)
         self._fleet.start_granted()
 
@@ -66,7 +65,6 @@ class VirtualCluster:
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         keys = [request.key for request in requests]
         self._timeline.run(lambda: self._coordinator.complete(keys), at_most_s=wait_s)
-        self._samples.forget(requests)
         return self._coordinator.close(keys)
 
     def open_exploration(self, exploration: Exploration) -> None:

@@ -64,14 +64,8 @@ class Durations(Protocol):
 class Samples(Protocol):
     """What the samples of a virtual run are: real ones of a real model, or those of a reward model."""
 
-    def announce(self, requests: Sequence[SampleRequest]) -> None:
-        """These may be wanted: they can be made together."""
-
     def make(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         """One result each, in order."""
-
-    def forget(self, requests: Sequence[SampleRequest]) -> None:
-        """These will not be wanted any more."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,12 +42,6 @@ class Cheap:
         self.weights = ""
         self.made: list[SampleRequest] = []
 
-    def announce(self, requests: Sequence[SampleRequest]) -> None:
-        pass
-
-    def forget(self, requests: Sequence[SampleRequest]) -> None:
-        pass
-
     def make(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         self.made += requests
         return [
