@@ -108,14 +108,6 @@ class ElasticGroup:
         """Replaces the tensor by its sum over the group."""
         self._collective(lambda backend: backend.allreduce([tensor], ReduceOp.SUM))
 
-    def min(self, tensor: Tensor) -> None:
-        """Replaces the tensor by its element-wise minimum over the group."""
-        self._collective(lambda backend: backend.allreduce([tensor], ReduceOp.MIN))
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Replaces the tensor by that of rank `source`."""
-        self._collective(lambda backend: backend.broadcast([tensor], source))
-
     def wait(self) -> None:
         """Nothing to wait for: a collective returns when it is done, so it stands for its own `Work`."""
 
