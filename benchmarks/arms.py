@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -59,10 +60,10 @@ class FreshExploration(pl.Callback):
         module.cluster.submit(requests)
         explored = explored_by_instance(module.cluster.close(requests, wait_s=math.inf))
         module.seed_bank.forget_before(batch.iteration)
-        module.seed_bank.offer(batch.iteration, explored, module.policy)
+        module.seed_bank.offer(batch.iteration, explored)
 
 
-class _Exploring:
+class _Exploring(ABC):
     """An engine that is asked to explore in another way, and does all else as it is."""
 
     def __init__(self, engine: RolloutEngine) -> None:
@@ -86,9 +87,9 @@ class _Exploring:
         answered = zip(results, requests, strict=True)
         return [replace(result, key=request.key) for result, request in answered], report
 
+    @abstractmethod
     def instead(self, request: SampleRequest) -> SampleRequest:
         """What is made for an EXPLORE request."""
-        raise NotImplementedError
 
 
 class OdeExploring(_Exploring):
