@@ -1,6 +1,6 @@
 # Thin wrappers: inside the environment `python train.py` with Hydra overrides is the interface.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow lint report base clean
+.PHONY: help setup train test test-slow test-gpu lint report base clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,6 +28,9 @@ test: setup ## Run the fast tests.
 
 test-slow: setup ## Run the tests of many processes and long runs.
 	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+test-gpu: setup ## Run the tests that need a CUDA device; without one they are skipped and say so.
+	$(BIN)/python -m pytest -m gpu -rs $(ARGS)
 
 lint: setup ## Check style, formatting and types.
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +38,7 @@ class Arm:
     trained: int = 1
 
 
-class _Exploring:
+class _Exploring(ABC):
     """An engine that is asked to explore in another way, and does all else as it is."""
 
     def __init__(self, engine: RolloutEngine) -> None:
@@ -61,9 +62,9 @@ class _Exploring:
         answered = zip(results, requests, strict=True)
         return [replace(result, key=request.key) for result, request in answered], report
 
+    @abstractmethod
     def instead(self, request: SampleRequest) -> SampleRequest:
         """What is made for an EXPLORE request."""
-        raise NotImplementedError
 
 
 class OdeExploring(_Exploring):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from river import bandit
@@ -146,6 +145,3 @@ class RiverUcb(AnytimePlanner):
             fresh = stats.mean([stats.variance(rewards) for rewards in event.rewards_PG])
             contrast = fresh / random_variance if arm and random_variance > 0 else 1.0
             self._policy.update(arm, self._learning.progress(contrast) / (1 + share))
-
-    def state_dict(self) -> dict[str, Any]:
-        raise NotImplementedError("a rival of the benchmark is never resumed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from src.app import checkpoint
 from src.app.checkpoint import Checkpoint, CheckpointError
@@ -173,7 +174,7 @@ def snapshot(module: FlowGRPO, *, base: str) -> Checkpoint:
         tensors={
             "policy": module.adapter.trainable_state(),
             "optimizer": moments,
-            "random": {"torch": torch.get_rng_state()},
+            "random": random_state(),
             **({"ema": module.ema.average} if module.ema is not None else {}),
         },
         state={
@@ -204,10 +205,25 @@ def restore(module: FlowGRPO, content: Checkpoint, *, base: str) -> None:
     module.updater.restore(parameters, content.tensors["optimizer"], state["optimizer"])
     if module.ema is not None and "ema" in content.tensors:
         module.ema.load({name: tensor.to(module.device) for name, tensor in content.tensors["ema"].items()})
-    torch.set_rng_state(content.tensors["random"]["torch"])
+    set_random_state(content.tensors["random"])
     module.seed_bank.load_state_dict(state["seed_bank"])
     module.cluster.restore_planner(state["planner"])
     module.iteration = state["iteration"]
+
+
+def random_state() -> dict[str, Tensor]:
+    """States of torch's generators: `torch` for the CPU, and `cuda0`, `cuda1`, ... if this process uses GPUs."""
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = torch.cuda.get_rng_state_all() if used else []
+    return {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(gpus)}}
+
+
+def set_random_state(states: Mapping[str, Tensor]) -> None:
+    """Puts back what `random_state` gave, but for GPUs that this machine lacks."""
+    torch.set_rng_state(states["torch"])
+    for number in range(torch.cuda.device_count()):
+        if f"cuda{number}" in states:
+            torch.cuda.set_rng_state(states[f"cuda{number}"], number)
 
 
 def _image(blob: Blob | None) -> NDArray[np.uint8]:

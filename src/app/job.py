@@ -38,6 +38,9 @@ from src.spot.scheduler import Scheduler
 
 POLL_S = 0.2
 
+LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""All ranks are on this machine; left to themselves, gloo and NCCL listen on the interface of its host name."""
+
 
 def launch(config: DictConfig) -> float | None:
     """Runs the job that `config.job` names and returns what a sweep maximises."""
@@ -156,7 +159,7 @@ class StopSignals:
 class Ranks:
     """The processes of the training ranks, each in a session of its own, so that Ctrl-C reaches the parent only.
 
-    They find their place in the environment variables that `torchrun` sets. What they log goes to rank.log and
+    They find their place in the environment variables that `torchrun` sets too. What they log goes to rank.log and
     rank1.log, rank2.log, ... in the run folder; one line on standard output tells why one failed. Then all end.
     """
 
@@ -171,7 +174,7 @@ class Ranks:
         threads = str(self._plan.config["parallel"]["threads"])
         for rank in range(world):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **LOOPBACK_ONLY}
             with self._log(rank).open("a", encoding="utf-8") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "src.app.rank", str(self._plan.folder)],

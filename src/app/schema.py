@@ -91,7 +91,7 @@ class LocalCluster(Section):
     workers_per_node: Count
     spares: Whole
     respawn: bool
-    device: str
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
     threads: Count
     nice: Annotated[int, Field(ge=0, le=19)]
     cpus: list[Whole] | None
@@ -146,6 +146,7 @@ class Trainer(Section):
     model_config = ConfigDict(extra="allow", strict=True)  # the rest are arguments of Lightning's Trainer
     max_steps: Count
     devices: Count
+    accelerator: Literal["cpu", "cuda"]
 
 
 class Paths(Section):

@@ -51,7 +51,26 @@ class StepRule(Protocol):
 
 
 @dataclass(frozen=True)
-class FlowSDE:
+class _SDE:
+    """What the SDEs share: any noise level from 0, which is the ODE, and the log-density of a normal distribution."""
+
+    noise_level: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_level < math.inf:
+            name = type(self).__name__
+            raise ValueError(f"{name}.noise_level must be finite and not negative, got {self.noise_level}")
+
+    def log_prob(self, x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
+        """mean_d [-(x' - mean)^2 / (2 std^2)] - log std - log(2 pi) / 2."""
+        _refuse_deterministic(self, self.noise_level)
+        squared_B = _mean_square(x_next_BLC.detach().float() - transition.mean_BLC)
+        std_B = transition.std_B
+        return -squared_B / (2 * std_B**2) - torch.log(std_B) - math.log(2 * math.pi) / 2
+
+
+@dataclass(frozen=True)
+class FlowSDE(_SDE):
     """Flow-GRPO's SDE with the marginals of the probability-flow ODE (arXiv 2505.05470).
 
     sigma_t = a sqrt(sigma / (1 - s)), s = sigma, but the schedule's second noise level where sigma = 1;
@@ -61,12 +80,6 @@ class FlowSDE:
     Args:
         noise_level: a >= 0; 0 is the ODE.
     """
-
-    noise_level: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.noise_level < math.inf:
-            raise ValueError(f"FlowSDE.noise_level must be finite and not negative, got {self.noise_level}")
 
     def transition(
         self,
@@ -85,14 +98,9 @@ class FlowSDE:
         mean_BLC = x_BLC.float() * _per_sample(x_weight_B) + v_BLC.float() * _per_sample(v_weight_B)
         return Transition(mean_BLC, diffusion_B * torch.sqrt(-dt_B))
 
-    def log_prob(self, x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
-        """mean_d [-(x' - mean)^2 / (2 std^2)] - log std - log(2 pi) / 2."""
-        _refuse_deterministic(self, self.noise_level)
-        return _gaussian_log_prob(x_next_BLC, transition)
-
 
 @dataclass(frozen=True)
-class DanceSDE:
+class DanceSDE(_SDE):
     """DanceGRPO's SDE, with equal diffusion at all noise levels (arXiv 2505.07818).
 
     x0 = x - sigma v;  std = eta sqrt(-dt);  mean = x + v dt + eta^2 (x - (1 - sigma) x0) / (2 sigma^2) dt.
@@ -100,12 +108,6 @@ class DanceSDE:
     Args:
         noise_level: eta >= 0; 0 is the ODE.
     """
-
-    noise_level: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.noise_level < math.inf:
-            raise ValueError(f"DanceSDE.noise_level must be finite and not negative, got {self.noise_level}")
 
     def transition(
         self,
@@ -120,11 +122,6 @@ class DanceSDE:
         noise_BLC = x - _per_sample(1 - sigma_B) * (x - _per_sample(sigma_B) * v)
         drift_BLC = v + _per_sample(self.noise_level**2 / (2 * sigma_B**2)) * noise_BLC
         return Transition(x + _per_sample(dt_B) * drift_BLC, self.noise_level * torch.sqrt(-dt_B))
-
-    def log_prob(self, x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
-        """As that of `FlowSDE`."""
-        _refuse_deterministic(self, self.noise_level)
-        return _gaussian_log_prob(x_next_BLC, transition)
 
 
 @dataclass(frozen=True)
@@ -204,12 +201,6 @@ def mean_shift(mean_BLC: torch.Tensor, old_mean_BLC: torch.Tensor) -> torch.Tens
     return _mean_square(mean_BLC - old_mean_BLC)
 
 
-def _gaussian_log_prob(x_next_BLC: torch.Tensor, transition: Transition) -> torch.Tensor:
-    squared_B = _mean_square(x_next_BLC.detach().float() - transition.mean_BLC)
-    std_B = transition.std_B
-    return -squared_B / (2 * std_B**2) - torch.log(std_B) - math.log(2 * math.pi) / 2
-
-
 def _per_sample(values_B: torch.Tensor) -> torch.Tensor:
     return values_B[:, None, None]
 
@@ -218,6 +209,6 @@ def _mean_square(values_BLC: torch.Tensor) -> torch.Tensor:
     return (values_BLC**2).flatten(1).mean(dim=1)
 
 
-def _refuse_deterministic(rule: StepRule, noise_level: float) -> None:
+def _refuse_deterministic(rule: object, noise_level: float) -> None:
     if noise_level == 0:
         raise ValueError(f"{rule} is deterministic: a step without noise has no log-probability")

@@ -20,25 +20,26 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo, ReduceOp
 
-STORE_TIMEOUT = timedelta(seconds=60)
+STORE_TIMEOUT_S = 60.0
 
 
 class GroupLost(RuntimeError):
     """A member died, froze or left in the middle of a collective. The group is dropped; form the next generation."""
 
 
-def serve_store(host: str = "127.0.0.1") -> TCPStore:
-    """A store in this process, for groups to form through; its `port` is free and chosen by the system.
+def serve_store(host: str = "127.0.0.1", port: int = 0, *, timeout_s: float = STORE_TIMEOUT_S) -> TCPStore:
+    """A store in this process, for groups to form through; port 0 has the system choose a free one, its `port`.
 
     It listens on `host` alone: left to itself, torch would listen on every interface.
     """
-    listener = socket.create_server((host, 0))
+    listener = socket.create_server((host, port))
     port = listener.getsockname()[1]
     fd = listener.detach()  # the store owns it from here on
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=fd)
+    timeout = timedelta(seconds=timeout_s)
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd)
 
 
-def connect_store(host: str, port: int, *, timeout_s: float = 60.0) -> TCPStore:
+def connect_store(host: str, port: int, *, timeout_s: float = STORE_TIMEOUT_S) -> TCPStore:
     """The store of another process."""
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
@@ -106,14 +107,6 @@ class ElasticGroup:
     def sum(self, tensor: Tensor) -> None:
         """Replaces the tensor by its sum over the group."""
         self._collective(lambda backend: backend.allreduce([tensor], ReduceOp.SUM))
-
-    def min(self, tensor: Tensor) -> None:
-        """Replaces the tensor by its element-wise minimum over the group."""
-        self._collective(lambda backend: backend.allreduce([tensor], ReduceOp.MIN))
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Replaces the tensor by that of rank `source`."""
-        self._collective(lambda backend: backend.broadcast([tensor], source))
 
     def wait(self) -> None:
         """Nothing to wait for: a collective returns when it is done, so it stands for its own `Work`."""

@@ -8,6 +8,7 @@ all ranks (the step is 1 / sp of the right one), and with `mesh_param=(dp, sp)` 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,21 +17,33 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from src.core.types import Snapshot
+from src.parallel.group import connect_store, serve_store
 
 
 def start_mesh(*, sp_degree: int, device: str, timeout_s: float) -> Mesh:
     """Brings up the default group and the mesh. Called by all ranks at once.
 
-    Place and meeting point come from the environment, as `torchrun` and our launcher set them: RANK, WORLD_SIZE,
-    MASTER_ADDR, MASTER_PORT. The store lives in rank 0, so its death ends the job.
+    Place and meeting point come from the environment, as our launcher sets them: RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT. The store lives in rank 0, so its death ends the job; it listens on MASTER_ADDR alone,
+    where torch's own (`env://`) would listen on every interface.
 
     Args:
         sp_degree: ranks that share a sequence.
-        device: cpu (gloo) or cuda (NCCL).
+        device: cpu (gloo) or cuda (NCCL); from now on this rank's `cuda` is the GPU with its local number.
         timeout_s: how long a collective may take. Ranks wait for one another while samples are made.
     """
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method="env://", timeout=timedelta(seconds=timeout_s))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    meet = serve_store if rank == 0 else connect_store
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        store=meet(address, port, timeout_s=timeout_s),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_s),
+    )
     return Mesh.build(sp_degree=sp_degree, device=device, timeout_s=timeout_s)
 
 

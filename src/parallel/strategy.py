@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.plugins.precision import DeepSpeedPrecision
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import nn
@@ -20,7 +21,7 @@ class LocalStrategy(SingleDeviceStrategy):
     """One training rank.
 
     Args:
-        device: torch device of the model.
+        device: of the model: cpu, or cuda for the process's current GPU.
         warmup_updates: optimizer updates over which the learning rate rises linearly.
         grad_clip: largest global norm of the gradient.
     """
@@ -28,7 +29,7 @@ class LocalStrategy(SingleDeviceStrategy):
     updater: LocalUpdater
 
     def __init__(self, *, device: str, warmup_updates: int, grad_clip: float) -> None:
-        super().__init__(device=device)
+        super().__init__(device=torch.device(device, 0) if device == "cuda" else device)  # Lightning wants a number
         self._warmup_updates = warmup_updates
         self._grad_clip = grad_clip
 

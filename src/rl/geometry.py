@@ -68,11 +68,6 @@ class BatchGeometry:
         return self.prompts_per_iteration * self.group_size
 
     @property
-    def explored(self) -> int:
-        """Explored samples per iteration, P N."""
-        return self.prompts_per_iteration * self.explored_per_prompt
-
-    @property
     def pairs(self) -> int:
         """Trained (sample, step) pairs per iteration, if no sample fails."""
         return self.samples * self.trained_steps
@@ -85,8 +80,3 @@ class BatchGeometry:
     def pairs_of_update(self, update: int) -> int:
         """Trained pairs of an update, if no sample fails."""
         return len(self.groups_of_update(update)) * self.group_size * self.trained_steps
-
-    def micro_batches(self, update: int, dp: int) -> int:
-        """Passes per rank if `dp` ranks share an update: equal on all, so that collectives match."""
-        share = -(-self.pairs_of_update(update) // dp)
-        return -(-share // self.micro_batch)

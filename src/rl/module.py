@@ -291,7 +291,7 @@ class FlowGRPO(pl.LightningModule):
         rows = explored_rows(explored)
         self.cluster.record("explored", iteration=iteration, version=str(version), results=rows)
         self.seed_bank.forget_before(iteration - 1)
-        self.seed_bank.offer(iteration, explored, version)
+        self.seed_bank.offer(iteration, explored)
 
     def audited_seeds(self, iteration: int) -> list[tuple[int, int]]:
         """(instance, seed) of the audit's seeds that are not rolled out anyway."""

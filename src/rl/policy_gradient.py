@@ -105,7 +105,8 @@ class PolicyGradient:
 
     def _all_pairs(self, spec: SampleSpec, rows: Sequence[int]) -> list[Pairs]:
         slots = range(len(spec.stochastic_steps))
-        return Pairs.of([(row, slot) for row in rows for slot in slots]).split(self._micro_batch)
+        pairs = Pairs.of([(row, slot) for row in rows for slot in slots])
+        return pairs.to(self._sampler.adapter.device).split(self._micro_batch)
 
     def _loss_of(self, data: TrainingSet, pairs: Pairs) -> tuple[Tensor, LossSums]:
         log_probs_K, transition = self._replay(data.rollouts, data.cond, data.spec, pairs)

@@ -62,6 +62,15 @@ def finish(parent: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[int,
     return parent.returncode, stdout, stderr
 
 
+def assert_interrupted(parent: subprocess.Popen[str], scratch: Path, *, timeout_s: float = 60.0) -> str:
+    """It ends with 130 and no traceback, and nothing of it is left; returns what it said on standard error."""
+    code, _, stderr = finish(parent, timeout_s)
+    assert code == 130, stderr
+    assert "Traceback" not in stderr
+    assert_gone(scratch)
+    return stderr
+
+
 def resumed(folder: Path) -> Run:
     """Goes on with the run of four iterations."""
     done = train(folder, *FOUR, "ckpt_path=last", timeout_s=150)
@@ -94,10 +103,8 @@ def test_a_stopped_run_saves_ends_with_130_and_goes_on(tmp_path, plain: Run, num
         scratch = scratch_of(parent.pid)
         wait_for("an iteration", lambda: any(e["name"] == "train" for e in of_kind(folder, "phase")))
         parent.send_signal(number)
-        code, _, stderr = finish(parent)
-    assert code == 130, stderr
+        stderr = assert_interrupted(parent, scratch)
     assert stderr.splitlines()[-1].startswith(f"error: stopped by {number.name}; go on with: python train.py ")
-    assert_gone(scratch)
     (saved,) = checkpoint.found(folder / CHECKPOINTS)
     assert checkpoint.load(saved).state["iteration"] < 4
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
@@ -117,10 +124,8 @@ def test_a_signal_to_every_process_saves_too(tmp_path, plain: Run, reach):
             for pid in {parent.pid, *living(scratch)}:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-        code, _, stderr = finish(parent, timeout_s=120)
-    assert code == 130, stderr
+        stderr = assert_interrupted(parent, scratch, timeout_s=120)
     assert stderr.splitlines()[-1].startswith("error: stopped by SIGTERM; go on with: python train.py ")
-    assert_gone(scratch)
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert len(checkpoint.found(folder / CHECKPOINTS)) == 1
     assert_same_run(resumed(folder), plain)
@@ -133,10 +138,7 @@ def test_two_signals_at_the_start_end_at_once(tmp_path):
         parent.send_signal(signal.SIGINT)
         time.sleep(0.3)
         parent.send_signal(signal.SIGINT)
-        code, _, stderr = finish(parent, timeout_s=60)
-    assert code == 130, stderr
-    assert "Traceback" not in stderr
-    assert_gone(scratch)
+        assert_interrupted(parent, scratch)
 
 
 def test_a_frozen_coordinator_does_not_keep_a_job_from_ending(tmp_path):
@@ -148,10 +150,7 @@ def test_a_frozen_coordinator_does_not_keep_a_job_from_ending(tmp_path):
         parent.send_signal(signal.SIGINT)
         time.sleep(1.0)  # it is noted, and the coordinator is told, who does not answer
         parent.send_signal(signal.SIGINT)
-        code, _, stderr = finish(parent, timeout_s=60)
-    assert code == 130, stderr
-    assert "Traceback" not in stderr
-    assert_gone(scratch)
+        assert_interrupted(parent, scratch)
 
 
 def test_a_signal_before_training_ends_with_130(tmp_path):
@@ -160,9 +159,7 @@ def test_a_signal_before_training_ends_with_130(tmp_path):
         scratch = scratch_of(parent.pid)
         wait_for("the coordinator", lambda: of_kind(folder, "run_started"))
         parent.send_signal(signal.SIGINT)
-        code, _, stderr = finish(parent)
-    assert code == 130, stderr
-    assert_gone(scratch)
+        assert_interrupted(parent, scratch)
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
@@ -174,10 +171,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
         parent.send_signal(signal.SIGINT)
         wait_for("the request", lambda: of_kind(folder, "stop_requested"))
         parent.send_signal(signal.SIGINT)
-        code, _, stderr = finish(parent, timeout_s=20)
-    assert code == 130, stderr
-    assert "Traceback" not in stderr
-    assert_gone(scratch)
+        assert_interrupted(parent, scratch, timeout_s=20)
 
 
 def test_a_killed_parent_leaves_nothing(tmp_path):

@@ -14,7 +14,9 @@ import pytest
 
 from src.app import job
 from src.app.config import ConfigError, RunPlan
+from tests.app.processes import assert_gone, events, living, scratch_of, started, wait_for
 from tests.app.runs import LORA, ROOT, TINY, Run, configuration
+from tests.sockets import LOOPBACK, listening
 
 ULYSSES = "parallel=ulysses"
 
@@ -92,6 +94,23 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path):
     assert [row["step"] for row in run.metrics if "train/reward" in row] == [1, 2]
     assert run.checkpoint.state["iteration"] == 2
     assert json.loads((run.folder / "summary.json").read_text())["status"] == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_all_servers_of_a_job_with_two_ranks_listen_on_loopback(tmp_path: Path):
+    """The ranks' store, and what gloo listens on, too."""
+    two = (*TINY, ULYSSES, "trainer.devices=2", "parallel.sp_degree=2", "trainer.max_steps=400")
+    with started(tmp_path / "run", *two) as parent:
+        scratch = scratch_of(parent.pid)
+        wait_for("training", lambda: any(event["kind"] == "kept" for event in events(tmp_path / "run")))
+        ranks = [pid for pid, command in living(scratch).items() if "src.app.rank" in command]
+        assert len(ranks) == 2
+        for rank in ranks:
+            assert listening([rank])
+        addresses = listening([parent.pid, *living(scratch)])
+    assert addresses.keys() <= LOOPBACK
+    assert_gone(scratch)
 
 
 # ---------------------------------------------------------------------------- how they end

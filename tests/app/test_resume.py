@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from src.app import checkpoint
+from src.app import callbacks, checkpoint
 from src.app.checkpoint import CheckpointError
 from src.app.config import CHECKPOINTS, ConfigError, find_checkpoint
+from src.app.engine import RolloutEngine
+from src.core.types import RequestKind, SampleResult
 from tests.app.runs import LORA, Run, assert_same_run, assert_same_tensors, composed
 
 FULL = "model.lora=null"
@@ -35,6 +39,43 @@ def test_resume_is_bit_equal(inline, plain: Run, overrides):
         assert whole.metric("train/kl")[-1] > 0
 
 
+@pytest.mark.parametrize("sync", ["race", "await"])
+def test_a_replay_that_is_resumed_is_the_replay_that_was_never_interrupted(inline, sync: str):
+    """Of a run that lost some of its seeds, and was itself interrupted, so that its log has two incarnations."""
+    exploring = ("trainer.max_steps=4", f"explore.sync={sync}")
+    first = inline(*exploring, workers=2, worker_engine=Forgetful, stop_after=2)
+    source = inline(*exploring, workers=2, worker_engine=Forgetful, folder=first.folder, ckpt_path="last")
+    assert [event["version"] for event in source.events("explored")] == ["0.0", "0.1", "1.2"]
+    assert 0 < sum(source.metric("explore/explored")) < sum(source.metric("explore/requested"))
+
+    replaying = ("trainer.max_steps=4", "explore.sync=replay", f"explore.replay_from={source.folder}")
+    whole = inline(*replaying, workers=0)
+    assert_same_tensors(whole.policy, source.policy)
+    half = inline(*replaying, workers=0, stop_after=2)
+    assert half.metrics[-1]["step"] == 2
+    resumed = inline(*replaying, workers=0, folder=half.folder, ckpt_path="last")
+    assert [event["incarnation"] for event in resumed.events("run_started")] == [0, 1]
+    assert_same_run(resumed, whole)
+
+
+class Forgetful:
+    """The engine of a spot worker that fails to make every third seed it explores."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self.fingerprint = engine.fingerprint
+        self.batch_size = engine.batch_size
+        self.load_weights = engine.load_weights
+
+    def serve(self, requests, worker, **how):
+        results, report = self._engine.serve(requests, worker, **how)
+        return [self._lost(result) for result in results], report
+
+    def _lost(self, result: SampleResult) -> SampleResult:
+        lost = result.key.kind is RequestKind.EXPLORE and result.key.seed % 3 == 0
+        return replace(result, error="lost") if lost else result
+
+
 def test_work_beyond_the_checkpoint_is_done_again(inline, plain: Run):
     """What a kill leaves behind: metrics and images of an iteration that is in no checkpoint."""
     killed = inline("trainer.max_steps=4", "callbacks.checkpoint.every=2", stop_after=3)
@@ -48,6 +89,26 @@ def test_a_checkpoint_of_another_run_folder_can_be_gone_on_from(inline, plain: R
     resumed = inline("trainer.max_steps=4", ckpt_path=str(first.folder))
     assert_same_tensors(resumed.policy, plain.policy)
     assert resumed.metrics == [row for row in plain.metrics if row["step"] > 2]
+
+
+def test_the_generators_of_gpus_are_saved_and_put_back(monkeypatch: pytest.MonkeyPatch):
+    """As far as a machine without one can tell; tests/gpu has the rest."""
+    generators = {0: torch.tensor([1], dtype=torch.uint8), 1: torch.tensor([2], dtype=torch.uint8)}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(generators.values()))
+    states = callbacks.random_state()
+    assert states.keys() == {"torch", "cuda0", "cuda1"}
+    put_back: dict[int, int] = {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # the machine that goes on has one less
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, number: put_back.update({number: int(state)}))
+    torch.manual_seed(1)
+    callbacks.set_random_state(states)
+    assert torch.equal(torch.get_rng_state(), states["torch"])
+    assert put_back == {0: 1}
+
+
+def test_without_a_gpu_the_cpu_s_generator_is_all(inline):
+    assert inline().checkpoint.tensors["random"].keys() == {"torch"}
 
 
 @pytest.fixture

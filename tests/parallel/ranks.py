@@ -27,20 +27,25 @@ class Rank:
     group: ElasticGroup
     generation: int
     store_port: int
+    device: torch.device
 
 
 class RankPool:
-    """`size` processes. `run(task, *arguments, size=n)` has the first n of them call task(rank, *arguments)."""
+    """`size` processes. `run(task, *arguments, size=n)` has the first n of them call task(rank, *arguments).
 
-    def __init__(self, size: int) -> None:
+    On `cuda` each has the GPU of its number.
+    """
+
+    def __init__(self, size: int, device: str = "cpu") -> None:
         self._store = serve_store()
         self._generation = 0
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(size):
+        for number in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._store.port), daemon=True)
+            own = torch.device(device, number if device == "cuda" else None)
+            process = context.Process(target=_serve, args=(theirs, self._store.port, own), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -73,9 +78,11 @@ class RankPool:
             process.join()
 
 
-def _serve(pipe: Connection, port: int) -> None:
+def _serve(pipe: Connection, port: int, device: torch.device) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     store = connect_store("127.0.0.1", port)
     pipe.send("ready")
     while True:
@@ -88,9 +95,9 @@ def _serve(pipe: Connection, port: int) -> None:
                 rank=rank,
                 size=size,
                 timeout_s=GROUP_TIMEOUT_S,
-                device=torch.device("cpu"),
+                device=device,
             )
-            outcome = (True, task(Rank(rank, size, group, generation, port), *arguments))
+            outcome = (True, task(Rank(rank, size, group, generation, port, device), *arguments))
             group.drop()
         except Exception:
             outcome = (False, f"rank {rank}:\n{traceback.format_exc()}")

@@ -20,7 +20,7 @@ def passes(model: nn.Module, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]
     """Output and gradients of one forward and backward pass, with a loss that weighs every output differently."""
     model.zero_grad(set_to_none=True)
     output: Tensor = model(**inputs, return_dict=False)[0]
-    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
     (output * weights + output.pow(2)).sum().backward()
     return output.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -36,7 +36,7 @@ def differences(
 ) -> tuple[float, float, int]:
     """Largest difference from one process of the output and of the gradients summed over the group."""
     model, inputs = FAMILIES[family](heads, grid, text)
-    model, inputs = model.to(dtype), cast(inputs, dtype)
+    model, inputs = model.to(rank.device, dtype), cast(inputs, dtype, rank.device)
     group = SequenceGroup()
     shared = copy.deepcopy(model)
     if checkpointing:

@@ -92,10 +92,10 @@ def sd3(heads: int, grid: tuple[int, int], text: int, batch: int = 2) -> tuple[n
 FAMILIES: Mapping[str, Callable[..., tuple[nn.Module, Inputs]]] = {"qwen_image": qwen_image, "flux": flux, "sd3": sd3}
 
 
-def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    """Floating-point tensors in another dtype."""
+def cast(inputs: Inputs, dtype: torch.dtype, device: torch.device) -> Inputs:
+    """Tensors on another device, those of floating-point numbers in another dtype too."""
     return {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        name: value.to(device, dtype if value.is_floating_point() else None) if isinstance(value, Tensor) else value
         for name, value in inputs.items()
     }
 

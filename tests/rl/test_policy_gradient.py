@@ -124,6 +124,18 @@ def test_a_step_that_is_off_by_one_would_be_seen():
     assert (data.old_log_probs_BS[:, 0] - data.old_log_probs_BS[:, 1]).abs().min() > 1e-2
 
 
+def test_log_probabilities_are_computed_where_the_model_is():
+    """On a device without data, which refuses tensors of others as a GPU does."""
+    sampler, meta = make_sampler(FlowSDE(noise_level=0.7)), torch.device("meta")
+    data = roll_out(sampler)
+    sampler.adapter.to(meta)
+    policy = PolicyGradient(sampler=sampler, loss=ClippedLoss(clip_range=1e-5), reference=None, micro_batch=5)
+    rollouts, cond = data.rollouts.to(meta), data.cond.to(meta)
+    log_probs_BS, means_BSLC = policy.old_policy(rollouts, cond, SPEC)
+    assert log_probs_BS.device == means_BSLC.device == meta
+    assert policy.log_probs(rollouts, cond, SPEC, [3, 1]).device == meta
+
+
 @pytest.mark.parametrize("micro_batch", [1, 5, 12])
 def test_micro_batches_do_not_change_the_gradient(micro_batch: int):
     sampler = make_sampler(FlowSDE(noise_level=0.7))

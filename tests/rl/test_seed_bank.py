@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 
 from src.core.seeds import generator, sample_seeds
 from src.core.selection import extremes, max_variance
-from src.core.types import Explored, PolicyVersion
+from src.core.types import Explored
 from src.rl.seed_bank import SeedBank
 
 RUN_SEED, ITERATION, INSTANCE = 5, 3, 2
-POLICY = PolicyVersion(0, 2)
 CANDIDATES = sample_seeds(RUN_SEED, ITERATION, INSTANCE, 12)
 
 
 def bank_of(explored: list[Explored], **changes) -> SeedBank:
     bank = SeedBank(**{"run_seed": RUN_SEED, "select": max_variance, **changes})
-    bank.offer(ITERATION, {INSTANCE: explored}, POLICY)
+    bank.offer(ITERATION, {INSTANCE: explored})
     return bank
 
 
@@ -82,8 +81,6 @@ def test_other_iterations_and_prompts_are_not_touched():
     bank = bank_of(candidates({0: 0.1, 1: 0.9}))
     assert bank.take(ITERATION, 0, 2) == sample_seeds(RUN_SEED, ITERATION, 0, 2)
     assert bank.take(ITERATION + 1, INSTANCE, 2) == sample_seeds(RUN_SEED, ITERATION + 1, INSTANCE, 2)
-    assert bank.policy(ITERATION) == POLICY
-    assert bank.policy(ITERATION + 1) is None
 
 
 def test_a_seed_that_was_explored_twice_is_refused():
@@ -91,30 +88,25 @@ def test_a_seed_that_was_explored_twice_is_refused():
         bank_of(candidates({0: 0.1}) + candidates({0: 0.2}))
 
 
-def test_what_was_chosen_is_remembered_until_it_is_forgotten():
+def test_what_was_explored_is_remembered_until_it_is_forgotten():
     bank = bank_of(candidates({0: 0.1, 1: 0.5, 2: 0.9}))
-    taken = bank.take(ITERATION, INSTANCE, 2)
-    assert bank.chosen(ITERATION) == {INSTANCE: taken}
     bank.forget_before(ITERATION)
-    assert bank.chosen(ITERATION) == {INSTANCE: taken}
+    assert len(bank.explored(ITERATION, INSTANCE)) == 3
     bank.forget_before(ITERATION + 1)
-    assert bank.chosen(ITERATION) == {}
     assert bank.explored(ITERATION, INSTANCE) == ()
 
 
 @given(explorations, st.integers(1, 12))
 def test_a_bank_is_restored_exactly_through_json(explored: list[Explored], count: int):
     bank = bank_of([Explored(found.seed, found.reward / 3, found.digest) for found in explored])
-    bank.offer(ITERATION + 1, {0: [Explored(1, 0.1 + 0.2, "a")], 1: []}, PolicyVersion(1, 3))
-    bank.take(ITERATION, INSTANCE, count)
+    bank.offer(ITERATION + 1, {0: [Explored(1, 0.1 + 0.2, "a")], 1: []})
     restored = SeedBank(run_seed=RUN_SEED, select=max_variance)
-    restored.offer(99, {0: [Explored(1, 1.0, "other")]}, POLICY)
+    restored.offer(99, {0: [Explored(1, 1.0, "other")]})
     restored.load_state_dict(json.loads(json.dumps(bank.state_dict())))
     assert restored.state_dict() == bank.state_dict()
     assert restored.explored(99, 0) == ()
-    assert restored.chosen(ITERATION) == bank.chosen(ITERATION)
     assert restored.explored(ITERATION, INSTANCE) == bank.explored(ITERATION, INSTANCE)
-    assert restored.policy(ITERATION + 1) == PolicyVersion(1, 3)
+    assert restored.explored(ITERATION + 1, 0) == (Explored(1, 0.1 + 0.2, "a"),)
     assert restored.take(ITERATION, INSTANCE, count) == bank.take(ITERATION, INSTANCE, count)
     assert restored.audit(ITERATION, 1, 4) == bank.audit(ITERATION, 1, 4)
 
@@ -136,7 +128,7 @@ def test_audits_are_uniform_over_prompts_and_over_ranks():
             ]
             for instance in range(4)
         }
-        bank.offer(iteration, explored, POLICY)
+        bank.offer(iteration, explored)
         drawn = bank.audit(iteration, prompts=1, per_prompt=4)
         bank.forget_before(iteration)
         for instance, found in drawn.items():
@@ -152,5 +144,5 @@ def test_audits_take_what_there_is():
     bank = SeedBank(run_seed=0, select=max_variance)
     assert bank.audit(0, 2, 3) == {}
     alone, pair = [Explored(1, 0.5, "a")], [Explored(2, 0.1, "b"), Explored(3, 0.9, "c")]
-    bank.offer(0, {0: alone, 1: [], 2: pair}, POLICY)
+    bank.offer(0, {0: alone, 1: [], 2: pair})
     assert bank.audit(0, prompts=3, per_prompt=5) == {2: tuple(pair)}

@@ -6,14 +6,12 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from src.core.types import RequestKind
 from src.spot.reaper import members
+from tests.sockets import LOOPBACK, listening
 from tests.spot.conftest import BATCH_SIZE, Run, until
 from tests.spot.fakes import requests, reward
 
@@ -131,19 +129,6 @@ def test_what_the_coordinator_refuses_is_an_error_at_the_caller(run: Run):
 
 
 def test_all_servers_of_the_job_listen_on_loopback(run: Run):
-    pids = [os.getpid(), *members(run.fleet.scratch)]
-    sockets = {target for pid in pids for target in open_files(pid)}
-    addresses = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A" and f"socket:[{inode}]" in sockets:  # listening
-                addresses.add(local.split(":")[0])
-    assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1 in both tables
-    assert len(addresses) > 0
-
-
-def open_files(pid: int) -> Iterator[str]:
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            yield os.readlink(link)
+    addresses = listening([os.getpid(), *members(run.fleet.scratch)])
+    assert addresses
+    assert addresses.keys() <= LOOPBACK
