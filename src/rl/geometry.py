@@ -54,7 +54,10 @@ class BatchGeometry:
                 f"in 1..{P} (prompts_per_iteration, whose groups they share)",
             ),
             "micro_batch": (self.micro_batch >= 1, "at least 1"),
-            "previews": (all(1 <= steps < T for steps in self.previews), f"each in 1..{T - 1} (less than steps={T})"),
+            "previews": (
+                all(1 <= steps < T and T % steps == 0 for steps in self.previews),
+                f"divisors of steps={T} below it, whose noise is part of the full one",
+            ),
         }
         broken = [
             f"{name} must be {rule}, got {getattr(self, name)}" for name, (holds, rule) in rules.items() if not holds

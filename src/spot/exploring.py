@@ -34,6 +34,16 @@ from src.spot.planning.protocol import (
 from src.spot.sizing import passes_of
 
 
+@dataclass
+class _Spot:
+    """A live spot worker."""
+
+    worker: Worker
+    noticed: bool = False
+    warm: bool = False
+    """It has served a lease."""
+
+
 @dataclass(frozen=True)
 class _Lease:
     worker: str
@@ -44,14 +54,12 @@ class PlannerFeed:
     """Tells a planner what was logged: `feed.add(row)` returns what the planner wants done about it.
 
     A pass is what a lease took, from grant to results, divided by its passes: a lease holds several if they are short.
+    The first lease of a worker is passed over, since it warms up: it loads weights, allocates, compiles.
     """
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
-        self._workers: dict[str, Worker] = {}
-        """Live spot workers that may get leases."""
-        self._batch_sizes: dict[str, int] = {}
-        """Of live spot workers, those under notice too."""
+        self._spot: dict[str, _Spot] = {}
         self._leases: dict[int, _Lease] = {}
         self._rolled_out: dict[int, list[float]] = {}
         """Rewards by prompt of the batch that is being rolled out."""
@@ -67,14 +75,14 @@ class PlannerFeed:
     def _events(self, row: Mapping[str, Any], time_s: float) -> Sequence[Event]:
         match row["kind"]:
             case "worker_joined" if row["role"] == "spot":
-                self._batch_sizes[row["worker"]] = row["batch_size"]
-                self._workers[row["worker"]] = Worker(row["worker"], row["batch_size"])
-                return [self._changed]
-            case "notice" | "worker_lost":
-                if row["kind"] == "worker_lost":
-                    self._batch_sizes.pop(row["worker"], None)
-                return [self._changed] if self._workers.pop(row["worker"], None) else []
-            case "lease_granted" if row["worker"] in self._batch_sizes:
+                self._spot[row["worker"]] = _Spot(Worker(row["worker"], row["batch_size"]))
+                return [WorkersChanged(self._workers)]
+            case "notice" if spot := self._spot.get(row["worker"]):
+                spot.noticed = True
+                return [WorkersChanged(self._workers)]
+            case "worker_lost" if spot := self._spot.pop(row["worker"], None):
+                return [] if spot.noticed else [WorkersChanged(self._workers)]
+            case "lease_granted" if row["worker"] in self._spot:
                 self._leases[row["lease"]] = _Lease(row["worker"], time_s)
             case "lease_lost":
                 self._leases.pop(row["lease"], None)
@@ -102,16 +110,20 @@ class PlannerFeed:
         return []
 
     @property
-    def _changed(self) -> WorkersChanged:
-        return WorkersChanged(tuple(self._workers.values()))
+    def _workers(self) -> tuple[Worker, ...]:
+        """Those that may get leases."""
+        return tuple(spot.worker for spot in self._spot.values() if not spot.noticed)
 
     def _served(self, lease: _Lease, row: Mapping[str, Any], time_s: float) -> Sequence[Event]:
         """A lease that was begun by another worker has its last steps only; one without any was only decoded."""
-        steps = row["steps"] // row["count"]
-        batch_size = self._batch_sizes.get(lease.worker)
-        if not steps or batch_size is None:
+        spot, steps = self._spot.get(lease.worker), row["steps"] // row["count"]
+        if spot is None:
             return []
-        return [LeaseServed(lease.worker, steps, (time_s - lease.granted_s) / passes_of(row["count"], batch_size))]
+        cold, spot.warm = not spot.warm, True
+        if cold or not steps:
+            return []
+        passes = passes_of(row["count"], spot.worker.batch_size)
+        return [LeaseServed(lease.worker, steps, (time_s - lease.granted_s) / passes)]
 
     def _accepted(self, row: Mapping[str, Any]) -> Sequence[Event]:
         rewards = tuple((instance, reward) for instance, _, reward in row["results"])
@@ -127,7 +139,7 @@ class PlannerFeed:
             prompts=row["prompts"],
             keep=row["keep"],
             steps=row["steps"],
-            workers=tuple(self._workers.values()),
+            workers=self._workers,
             previews=tuple(row["previews"]),
             reserved_usd_per_hour=row["reserved_usd_per_hour"],
             spot_usd_per_hour=row["spot_usd_per_hour"],

@@ -180,6 +180,8 @@ BAD_VALUES = {
     "explore.sync=foo": ["explore.sync", "'foo'"],
     "explore.sync=replay": ["explore.replay_from", "None"],
     "explore.replay_from=/nowhere": ["explore.replay_from=/nowhere", "explore.sync=await"],
+    "explore.previews=[2]": ["explore.previews", "divisors of steps=3", "got (2,)"],
+    "explore.previews=[0]": ["explore.previews.0", "got 0"],
     "planner.seeds_per_prompt=0": ["planner.seeds_per_prompt", "got 0"],
     "model.path=/nowhere": ["model.path=/nowhere"],
     "model.stored_dtype=float8": ["model.stored_dtype", "'float8'"],

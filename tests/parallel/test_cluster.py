@@ -14,6 +14,7 @@ import torch.distributed as dist
 from src.core.protocols import Engine
 from src.core.types import (
     Commit,
+    Exploration,
     PolicyVersion,
     Prompt,
     RequestKey,
@@ -27,6 +28,7 @@ from src.parallel.cluster import RankCluster
 from src.parallel.mesh import start_mesh
 from tests.parallel.ranks import Rank, RankPool
 
+EXPLORATION = Exploration("run", 0, 2, (Prompt(0, "a"),), 2, PolicyVersion(3, 1), SampleSpec(4))
 NOTHING = WorkReport(denoise_s=0.0, decode_s=0.0, score_s=0.0, steps=0)
 
 
@@ -82,6 +84,19 @@ class LoggingCluster:
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         return [SampleResult(each.key, "spot", "checksum", 0.5) for each in requests]
 
+    def open_exploration(self, exploration: Exploration) -> None:
+        self.log.append(f"open {exploration.iteration}")
+
+    def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
+        self.log.append("close")
+        return [SampleResult(request(8).key, "spot", "checksum", 0.25)]
+
+    def planner_state(self) -> Mapping[str, Any]:
+        return {"known": 5}
+
+    def restore_planner(self, state: Mapping[str, Any]) -> None:
+        self.log.append(f"restore {state['known']}")
+
     def workers(self) -> int:
         return 7
 
@@ -113,10 +128,12 @@ def story(rank: Rank, sp_degree: int, port: int) -> dict[str, Any]:
     try:
         cluster = RankCluster(mesh=mesh, engine=engine, connect=connect)
         cluster.publish(PolicyVersion(3, 1), lambda folder: "checksum")
+        cluster.restore_planner(cluster.planner_state())
         cluster.submit([request(0)])
+        cluster.open_exploration(EXPLORATION)
         with cluster.phase("rollout", 0):
             results = cluster.collect([request(seed) for seed in range(5)])
-        closed = cluster.close([request(9)], wait_s=0.0)
+        closed = cluster.close([request(9)], wait_s=0.0) + cluster.close_exploration(wait_s=0.0)
         cluster.record("kept")
         cluster.log_metrics(1, {})
         return {
@@ -137,7 +154,17 @@ def free_port() -> int:
     return free_port()
 
 
-SAID = ["publish 3.1", "submit", "rollout starts", "rollout ends", "kept", "metrics 1"]
+SAID = [
+    "publish 3.1",
+    "restore 5",
+    "submit",
+    "open 2",
+    "rollout starts",
+    "rollout ends",
+    "close",
+    "kept",
+    "metrics 1",
+]
 
 
 def test_ranks_that_share_sequences_are_one_worker(ranks: RankPool):
@@ -146,7 +173,7 @@ def test_ranks_that_share_sequences_are_one_worker(ranks: RankPool):
     for rank in (leader, follower):
         assert rank["told"] == ("run", 3, 7, True)
         assert rank["results"] == everybody
-        assert rank["closed"] == [0.5]
+        assert rank["closed"] == [0.5, 0.25]
     assert leader["engine"] == [("serve", (0, 1)), ("serve", (2, 3)), ("serve", (4,))]
     assert follower["engine"] == [("weights", ()), ("assist", (0, 1)), ("assist", (2, 3)), ("assist", (4,))]
     assert leader["said"] == SAID

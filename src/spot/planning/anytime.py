@@ -201,6 +201,8 @@ class AnytimePlanner(ABC):
         ahead = _PASSES_AHEAD * now.pass_size
         while now.outstanding < ahead:
             left = room - now.outstanding
+            if left < 1 and now.started_s is None:
+                break  # the time for training has not begun to pass
             choice: Explore | str = self._next(now, left) if left >= 1 else "no time left"
             if isinstance(choice, str):
                 now.stopped = True
