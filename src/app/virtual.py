@@ -19,7 +19,17 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from src.app.build import build_training
-from src.app.config import Config, ConfigError, build, build_ledger, build_market, geometry, plan_run, refusing
+from src.app.config import (
+    Config,
+    ConfigError,
+    build,
+    build_ledger,
+    build_market,
+    geometry,
+    plan_run,
+    refusing,
+    spot_places,
+)
 from src.app.engine import RolloutEngine
 from src.app.errors import Interrupted
 from src.app.job import StopSignals, Terminal
@@ -27,7 +37,8 @@ from src.app.sampling import build_rank_engine, build_worker_engine
 from src.app.summary import five_lines
 from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import Shape, VirtualFleet
+from src.sim.fleet import Samples, Shape, VirtualFleet
+from src.sim.synthetic import RewardModel, SyntheticJob
 from src.sim.timeline import Timeline
 from src.sim.workload import WorkDurations
 from src.spot import messages as m
@@ -63,21 +74,49 @@ def post_train(config: DictConfig) -> float | None:
     return reward
 
 
-def train(config: Config, folder: Path, followers: Sequence[_Following]) -> Coordinator:
+def train(config: Config, folder: Path, followers: Sequence[_Following] = ()) -> Coordinator:
     """Trains to the last iteration; the logs are in `folder`."""
     sampler, engine = build_rank_engine(config)
     samples = EngineSamples(rank=engine, worker=build_worker_engine(config), weights_root=folder / WEIGHTS_FOLDER)
-    timeline, lease_target_s = Timeline(), config["cluster"]["lease_target_s"]
+    coordinator, cluster = build_cluster(config, folder, samples, samples.heard)
+    trainer, module, data = build_training(config, folder, cluster, sampler, engine)
+    for follower in followers:
+        follower.follow(coordinator)
+        trainer.callbacks.append(follower)  # type: ignore[attr-defined]
+    trainer.fit(module, data)
+    return coordinator
+
+
+def rehearse(config: Config, folder: Path) -> Coordinator:
+    """Goes through all iterations without a model: durations and costs are those of `train` for a system that does not
+    explore, and rewards mean nothing."""
+    sizes = geometry(config)
+    coordinator, cluster = build_cluster(config, folder, RewardModel(seed=config["seed"]))
+    SyntheticJob(
+        seed=config["seed"],
+        prompts=sizes.prompts_per_iteration,
+        group_size=sizes.group_size,
+        steps=sizes.steps,
+        iterations=config["trainer"]["max_steps"],
+        explores=spot_places(config) > 0,
+    ).run(cluster)
+    return coordinator
+
+
+def build_cluster(
+    config: Config, folder: Path, samples: Samples, heard: Callable[[m.Event], None] = lambda event: None
+) -> tuple[Coordinator, VirtualCluster]:
+    """The coordinator, and the cluster as the trainer sees it; `heard` is told what the scheduler is told."""
+    timeline, durations = Timeline(), build_durations(config)
     coordinator = Coordinator(
         run=folder.name,
         folder=folder,
-        scheduler=_ToldScheduler(samples.heard, lease_target_s=lease_target_s, lease_s=math.inf),
+        scheduler=_ToldScheduler(heard, lease_target_s=config["cluster"]["lease_target_s"], lease_s=math.inf),
         planner=build(config["planner"], "planner"),
         ledger=build_ledger(config),
         now=timeline,
         start_wall_s=0.0,
     )
-    durations = build_durations(config)
     fleet = VirtualFleet(
         timeline=timeline,
         coordinator=coordinator,
@@ -90,12 +129,7 @@ def train(config: Config, folder: Path, followers: Sequence[_Following]) -> Coor
     cluster = VirtualCluster(
         timeline=timeline, coordinator=coordinator, fleet=fleet, durations=durations, samples=samples
     )
-    trainer, module, data = build_training(config, folder, cluster, sampler, engine)
-    for follower in followers:
-        follower.follow(coordinator)
-        trainer.callbacks.append(follower)  # type: ignore[attr-defined]
-    trainer.fit(module, data)
-    return coordinator
+    return coordinator, cluster
 
 
 def build_shape(config: Config) -> Shape:

@@ -1,0 +1,1 @@
+"""Time and cost to a score of whole systems, on virtual clusters (docs/evidence.md)."""

@@ -1,0 +1,88 @@
+"""Is it faster and cheaper? Whole systems on virtual clusters, with real learning (docs/evidence.md).
+
+python -m benchmarks.evidence --quick            # a look: 2 seeds, a calm and a rough market (minutes)
+python -m benchmarks.evidence                    # 5 seeds, 4 markets (about an hour on 2 cores)
+python -m benchmarks.evidence --full             # and the ablations
+python -m benchmarks.evidence --table            # the tables, from the runs that are there
+
+Every system is first tried at three learning rates on the first two seeds and the calm market; the one with the best
+mean score over its iterations is run on all seeds and markets. Runs are kept in OUT and not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.evidence.runs import Row, Run, Store, planned, with_scores
+from benchmarks.evidence.systems import ABLATIONS, BASELINES, LEARNING_RATES, SPOTLIGHT, TRACES, System
+from benchmarks.evidence.tables import effort_table, figures, ratio_table, scores
+from benchmarks.output import print_figures, say
+from src.core.stats import mean
+
+TUNED_ON = 2
+"""Learning seeds on which learning rates are compared."""
+
+
+def best_rate(system: System, store: Store, seeds: Sequence[int], iterations: int | None) -> float:
+    """The learning rate with the best mean score over a run's evaluations, on a calm market."""
+    runs = {
+        rate: [planned(system, learning_rate=rate, seed=seed, iterations=iterations) for seed in seeds[:TUNED_ON]]
+        for rate in LEARNING_RATES
+    }
+    rows = iter(store.rows([run for group in runs.values() for run in group]))
+    means = {rate: mean([mean(scores(next(rows))) for _ in group]) for rate, group in runs.items()}
+    say(f"{system.name}: " + ", ".join(f"lr {rate:g} {score:.3f}" for rate, score in means.items()))
+    return max(means, key=means.__getitem__)
+
+
+def rows_of(
+    system: System, store: Store, rate: float, seeds: Sequence[int], traces: Sequence[str], iterations: int | None
+) -> list[Row]:
+    """The runs of a system on all seeds and markets; what it learns on any of them alike is learnt once."""
+    markets = traces if system.market else [""]
+
+    def run(of: System, seed: int, trace: str) -> Run:
+        return planned(of, learning_rate=rate, seed=seed, trace=trace, iterations=iterations)
+
+    runs = [run(system, seed, trace) for seed in seeds for trace in markets]
+    if not system.learns:
+        return store.rows(runs)
+    teacher = next(each for each in BASELINES if each.learns == system.learns)
+    learnt = store.rows([run(teacher, each.seed, "") for each in runs])
+    if system is teacher:
+        return learnt
+    timed = store.rows(runs, learn=False)
+    return [with_scores(*pair) for pair in zip(timed, learnt, strict=True)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 seeds, 2 markets, half the iterations")
+    parser.add_argument("--full", action="store_true", help="the ablations, too")
+    parser.add_argument("--table", action="store_true", help="print markdown instead of the JSON line")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
+    parser.add_argument("--out", type=Path, default=Path("results/evidence"), help="where runs are kept")
+    options = parser.parse_args(arguments)
+    seeds, traces = (range(2), TRACES[:2]) if options.quick else (range(5), TRACES)
+    store = Store(options.out / "runs.jsonl", options.jobs)
+    found: dict[str, list[Row]] = {}
+    rates: dict[str, float] = {}
+    for system in (*BASELINES, SPOTLIGHT):
+        iterations = system.iterations // 2 if options.quick else None
+        kind = system.learns or system.name
+        if kind not in rates:
+            rates[kind] = best_rate(system, store, seeds, iterations)
+        found[system.name] = rows_of(system, store, rates[kind], seeds, traces, iterations)
+    baselines = [system.name for system in BASELINES]
+    for system in ABLATIONS if options.full else ():
+        found[system.name] = rows_of(system, store, rates[SPOTLIGHT.name], seeds, traces, None)
+    if options.table:
+        print(ratio_table(found, baselines, SPOTLIGHT.name), effort_table(found, baselines), sep="\n\n")
+    else:
+        print_figures("evidence", figures(found, baselines, SPOTLIGHT.name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The systems that are compared: presets of `python train.py`, with how long each is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEARNING_RATES = (1.5e-4, 3e-4, 6e-4)
+"""Every system is run at the best of them."""
+TRACES = ("", "parcae_segment_lh_80_90.txt", "parcae_segment_hh_55_65.txt", "bamboo_aws_p3.csv")
+"""Markets, from calm to rough: `` is one that never takes a node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A system of the comparison.
+
+    Args:
+        name: in tables.
+        overrides: of `python train.py`.
+        iterations: long enough to reach a plateau.
+        learns: systems with the same word learn alike on any cluster; empty if its market decides what it learns.
+        market: whether spot nodes come and go.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    iterations: int
+    learns: str = ""
+    market: bool = False
+
+
+BASELINES = (
+    System(name="flow_grpo", overrides=("system=flow_grpo",), iterations=64, learns="random"),
+    System(name="flow_grpo_12", overrides=("system=flow_grpo_12",), iterations=64, learns="random"),
+    System(name="flow_grpo_all", overrides=("system=flow_grpo_all",), iterations=32, learns="all"),
+    System(name="sol_rl", overrides=("system=sol_rl",), iterations=40, learns="fresh"),
+    System(name="rlboost", overrides=("system=rlboost",), iterations=64, learns="random", market=True),
+)
+SPOTLIGHT = System(name="spotlight", overrides=("system=spotlight",), iterations=48, market=True)
+SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT)}
+
+
+def variant(name: str, *overrides: str, iterations: int = SPOTLIGHT.iterations) -> System:
+    """Spotlight with something else in one place."""
+    return System(name=name, overrides=(*SPOTLIGHT.overrides, *overrides), iterations=iterations, market=True)
+
+
+ABLATIONS = (
+    variant("spotlight, planner=ucb", "planner=ucb"),
+    variant("spotlight, planner=largest_feasible", "planner=largest_feasible"),
+    variant("spotlight, lose instead of commit", "cluster.keeps_commits=false"),
+    variant("spotlight, 2 spot nodes", "market.nodes=2", "cluster.spot_nodes=2"),
+    variant("spotlight, 8 spot nodes", "market.nodes=8", "cluster.spot_nodes=8"),
+)
