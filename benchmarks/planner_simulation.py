@@ -98,7 +98,7 @@ class Cluster:
             elif what == "look":
                 there = {str(w) for w in range(self.world.workers) if self.draws.alive(w, now_s)}
                 if there != alive:
-                    for name in alive - there:
+                    for name in sorted(alive - there):
                         self._lose(int(name), now_s)
                     alive = there
                     self.tell(now_s, WorkersChanged(workers_named(alive)))
