@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from src.report.html import page
 from src.report.read import read_run
+from src.report.run_page import page
 
 
 def main(arguments: list[str] | None = None) -> int:
