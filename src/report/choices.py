@@ -20,6 +20,8 @@ class Choices:
     most: Curve
     by_steps: Mapping[int, Curve]
     """Of the whole batch, by denoising steps; 0 where others were asked for."""
+    mean_steps: Curve
+    """Of a seed, in batches that any were asked for."""
     reasons: Counter[str]
     """Why nothing more was asked for, and how often."""
 
@@ -54,5 +56,10 @@ def choices(events: Iterable[Event]) -> Choices:
             steps: tuple((float(i), float(steps_of[i][steps])) for i in batches)
             for steps in sorted({steps for i in batches for steps in steps_of[i]})
         },
+        mean_steps=tuple(
+            (float(i), sum(steps * count for steps, count in steps_of[i].items()) / steps_of[i].total())
+            for i in batches
+            if steps_of[i].total()
+        ),
         reasons=reasons,
     )

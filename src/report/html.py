@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from src.report.charts import Chart
+from src.report.choices import Choices
 from src.report.lanes import HATCH, KINDS, ROW_PX, SMALL_ROW_PX, kind_class, symbol, timeline_chart
 from src.report.read import Curve
 from src.report.svg import ITERATIONS, Axis, Series, line_chart
@@ -100,6 +101,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, style: str =
 def framed(table: str) -> str:
     """A table that scrolls sideways, by keyboard too, where it is wider than the page."""
     return f'<div class="scroll" tabindex="0" role="group" aria-label="Table, scrolls sideways">{table}</div>'
+
+
+def reasons_table(columns: Sequence[tuple[str, Choices]]) -> str:
+    """Why planners stopped asking, and how often; nothing if none did."""
+    names = sorted({reason for _, made in columns for reason in made.reasons})
+    if not names:
+        return ""
+    rows = [(name, *(f"{made.reasons[name]:,}" for _, made in columns)) for name in names]
+    listed = table(("reason", *(name for name, _ in columns)), rows, style="reasons")
+    return f"<figure><h3>Why it stopped asking</h3>{listed}</figure>"
 
 
 def values(pairs: Iterable[tuple[str, str]]) -> str:

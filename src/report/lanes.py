@@ -15,7 +15,7 @@ ROW_PX, AXIS_PX = 26, 26
 SMALL_ROW_PX = 13
 """Height of a row where several timelines are compared."""
 
-KINDS = ("rollout", "train", "explore", "audit", "eval")
+KINDS = ("rollout", "train", "explore", "audit", "eval", "sync")
 """Kinds of work with a colour of their own; everything else is drawn as `other`."""
 
 UNUSED = ("idle", "lost")
@@ -56,7 +56,7 @@ def timeline_chart(
         f'<svg y="{index * row_px}" height="{row_px}" overflow="visible">{_lane(row, end_s, row_px)}</svg>'
         for index, row in enumerate(timeline.rows)
     )
-    axis = _axis(end_s, height, count=9 if row_px == ROW_PX else 5)
+    axis = _axis(end_s, height, count=9 if row_px == ROW_PX else 6)
     return head(title, work, f'width="100%" height="{height}"') + axis + "".join(lanes) + "</svg>"
 
 
@@ -69,10 +69,11 @@ def _axis(end_s: float, height: int, *, count: int) -> str:
     parts = []
     for time in (t for t in ticks(0, end_s / unit_s, count) if t * unit_s <= end_s):
         share = time * unit_s / end_s
+        label = number(time) if time else f"0 {unit}"
         anchor = "start" if time == 0 else "end" if share > 0.97 else "middle"
         parts.append(
             f'<svg x="{100 * share:.3f}%" overflow="visible"><path class="grid" d="M0 0V{height - AXIS_PX}"/>'
-            f'<text class="tick" y="{height - 8}" text-anchor="{anchor}">{number(time)} {unit}</text></svg>'
+            f'<text class="tick" y="{height - 8}" text-anchor="{anchor}">{label}</text></svg>'
         )
     return "".join(parts)
 

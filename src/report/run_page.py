@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import cycle
 
 from src.core.clock import duration
 from src.report.charts import EXPLORATION, LEARNING, OPTIMISATION, SECONDS, Chart
 from src.report.choices import Choices, choices
-from src.report.html import charts, document, drawn, figure, legend, named_lanes, section, table, values, work_legend
+from src.report.html import (
+    charts,
+    document,
+    drawn,
+    figure,
+    legend,
+    named_lanes,
+    reasons_table,
+    section,
+    table,
+    values,
+    work_legend,
+)
 from src.report.images import images
 from src.report.lanes import KINDS
 from src.report.read import Curve, Run
@@ -90,26 +103,23 @@ def _planner(made: Choices) -> str:
     """What the planner asked for, batch by batch, and why it stopped."""
     if not made.seeds:
         return ""
-    spread = Series("mean over prompts, least and most", made.seeds, "c1", low=made.least, high=made.most)
+    spread = Series("mean, least and most of a prompt", made.seeds, "c1", low=made.least, high=made.most)
+    if len(made.by_steps) > 1:
+        note = "Candidates asked for; the band reaches from the least to the most."
+    else:
+        note = (
+            f"Candidates asked for, all with {next(iter(made.by_steps))} denoising steps; the band spans the prompts."
+        )
     steps = [
         Series(f"{count} denoising steps", curve, colour)
-        for (count, curve), colour in zip(sorted(made.by_steps.items()), ("c1", "c2", "c4", "c5", "c3"), strict=False)
+        for (count, curve), colour in zip(made.by_steps.items(), cycle(("c1", "c2", "c4", "c5", "c3")), strict=False)
     ]
-    figures = charts(
-        (
-            drawn("Seeds per prompt", "Candidates asked for; the band reaches from the least to the most.", [spread]),
-            drawn("Effort", "Candidates asked for, by their denoising steps.", steps),
-            _reasons(made),
-        )
+    figures = (
+        drawn("Seeds per prompt", note, [spread]),
+        drawn("Seeds by effort", "Candidates asked for in the batch.", steps) if len(steps) > 1 else "",
+        reasons_table([("times", made)]),
     )
-    return section("Planner's choices", figures)
-
-
-def _reasons(made: Choices) -> str:
-    if not made.reasons:
-        return ""
-    rows = [(reason, f"{count:,}") for reason, count in made.reasons.most_common()]
-    return f"<figure><h3>Why it stopped asking</h3>{table(('reason', 'times'), rows, style='texts')}</figure>"
+    return section("Planner's choices", charts(figures))
 
 
 def _who(who: Timeline, run: Run) -> str:
@@ -140,7 +150,7 @@ def _work_cells(row: Row, kinds: Sequence[str], end_s: float) -> list[str]:
 
 def _numbers(run: Run) -> str:
     """The summary, and every metric's first, last and extreme values."""
-    body = values((name, _value(value)) for name, value in run.summary.items())
+    body = values((name, text) for key, value in run.summary.items() for name, text in _named(key, value))
     if run.curves:
         rows = [_metric_cells(name, run.curves[name]) for name in sorted(run.curves)]
         listed = table(("metric", "points", "first", "last", "min", "max"), rows)
@@ -154,8 +164,13 @@ def _metric_cells(name: str, curve: Curve) -> list[str]:
     return [name, str(len(heights)), *(f"{value:.4g}" for value in ends)]
 
 
-def _value(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _named(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """A figure with its name; figures by account each with theirs."""
+    if isinstance(value, dict):
+        for account, amount in value.items():
+            yield from _named(f"{name}, {account}", amount)
+    else:
+        yield name, "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _config(run: Run) -> str:

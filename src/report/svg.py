@@ -13,7 +13,10 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 14, 12, 34
 """Margins of a line chart around its plot, in SVG units (= CSS pixels at full size)."""
 
 TAG_PX = 13
-"""Height of a line's tag: tags of neighbours are moved apart by as much."""
+"""Height of a line's tag."""
+
+TAG_PLACES = ((11, 0), (0, -13), (0, 14), (-11, -11), (-11, 12), (11, 13), (11, -13), (11, 26), (11, -26), (0, 27))
+"""Middles of a tag from the end of its line, the best first."""
 
 FLAT = 0.01
 """A range below this share of its values is drawn as flat: nobody reads an axis of many digits."""
@@ -73,6 +76,17 @@ def number(value: float) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:.4g}"
+
+
+def amount(value: float) -> str:
+    """Hours and usd: cents while they matter.
+
+    >>> amount(11.9), amount(1234.5), amount(0.03121), amount(0.0)
+    ('11.90', '1,234', '0.031', '0')
+    """
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 @dataclass(frozen=True)
@@ -155,17 +169,21 @@ def _line(line: Series, plot: _Plot, axis: Axis) -> str:
 
 
 def _tags(series: Sequence[Series], plot: _Plot) -> str:
-    """Letters right of the lines' ends, the lower ones pushed down where they would cover one another."""
+    """Letters at the lines' ends: to the right, or where they cover neither an end nor one another."""
+    ends = [(plot.x(line.curve[-1][0]), plot.y(line.curve[-1][1]), line) for line in series if line.tag]
+    taken = [(x, y) for x, y, _ in ends]
     parts: list[str] = []
-    placed: list[tuple[float, float]] = []
-    ends = ((plot.x(line.curve[-1][0]) + 6, plot.y(line.curve[-1][1]) + 4, line) for line in series if line.tag)
-    for x, y, line in sorted(ends, key=lambda end: end[:2][::-1]):
-        for other_x, other_y in placed:
-            if abs(other_x - x) < TAG_PX and other_y + TAG_PX > y:
-                y = other_y + TAG_PX
-        placed.append((x, y))
-        parts.append(f'<text class="tag {line.colour}" x="{x:.1f}" y="{y:.1f}">{escape(line.tag)}</text>')
+    for x, y, line in ends:
+        places = [(x + dx, y + dy) for dx, dy in TAG_PLACES]
+        free = (place for place in places if not any(_near(place, other) for other in taken))
+        at = next(free, places[0])
+        taken.append(at)
+        parts.append(f'<text class="tag {line.colour}" x="{at[0]:.1f}" y="{at[1] + 4:.1f}">{escape(line.tag)}</text>')
     return "".join(parts)
+
+
+def _near(place: tuple[float, float], other: tuple[float, float]) -> bool:
+    return abs(place[0] - other[0]) < TAG_PX - 3 and abs(place[1] - other[1]) < TAG_PX - 1
 
 
 def _spoken(line: Series, axis: Axis) -> str:

@@ -105,7 +105,8 @@ class _Fold:
 
     def on_worker_joined(self, event: Event) -> None:
         role, node, slot = str(event["role"]), str(event["node"]), str(event["slot"])
-        row = self.workers.setdefault((role, node, slot), Row(f"{role} {node}/{slot}", role))
+        name = f"{node}/{slot}" if node == role else f"{role} {node}/{slot}"
+        row = self.workers.setdefault((role, node, slot), Row(name, role))
         row.marks.append(Mark(float(event["time_s"]), "returned" if row.marks else "joined"))
         self._row_of[event["worker"]] = row
         self._born_s[event["worker"]] = float(event["time_s"])

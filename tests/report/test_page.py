@@ -80,7 +80,7 @@ def test_the_command_writes_one_page_that_needs_nothing_else(folder: Path) -> No
 
 def test_every_drawing_is_well_formed_and_described(folder: Path) -> None:
     drawings = re.findall(r"<svg xmlns.*?</svg>(?=<(?!/svg|svg [xy]=|rect|g>|path|text))", page(read_run(folder)))
-    assert len(drawings) == 13
+    assert len(drawings) == 15
     for drawing in drawings:
         root = ElementTree.fromstring(drawing)
         assert root.get("role") == "img"
