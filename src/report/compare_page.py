@@ -29,9 +29,10 @@ _AXES: tuple[tuple[Axis, Callable[[Evaluation], float]], ...] = (
 _SCORES: tuple[tuple[str, Callable[[Evaluation], float], str], ...] = (
     ("Held-out reward", lambda evaluation: evaluation.reward, ""),
     (
-        "Independent judge, held out",
+        "Independent judge",
         lambda evaluation: evaluation.judge,
-        "Trained apart from the reward and never optimised: a reward that rises alone is reward hacking.",
+        "On the same held-out images; trained apart from the reward and never optimised. A reward that rises alone is "
+        "reward hacking.",
     ),
 )
 

@@ -130,7 +130,7 @@ def _mark(mark: Mark, end_s: float, row_px: int) -> str:
     size = f' transform="scale({row_px / ROW_PX:.2g})"' if row_px < ROW_PX else ""
     return (
         f'<svg x="{_percent(mark.time_s, end_s)}" y="{row_px / 2:g}" overflow="visible"><title>{escape(label)}</title>'
-        f'<g{size}><circle class="halo" r="8"/>{_glyph(mark.kind)}</g></svg>'
+        f'<g{size}><circle class="halo" r="7"/>{_glyph(mark.kind)}</g></svg>'
     )
 
 
