@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from src.report.compare_page import compare
 from src.report.measure import measure
-from src.report.read import read_run
+from src.report.read import Run, read_run
 from src.report.run_page import page
+
+Told = TypeVar("Told")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,11 +40,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _text(folders: Sequence[Path]) -> str:
     if len(folders) == 1:
-        return page(read_run(folders[0]))
+        return _told(folders[0], page)
     twice = next((folder for at, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:at])), None)
     if twice is not None:
         raise ValueError(f"{twice} is given twice")
-    return compare([measure(read_run(folder)) for folder in folders])
+    return compare([_told(folder, measure) for folder in folders])
+
+
+def _told(folder: Path, tell: Callable[[Run], Told]) -> Told:
+    run = read_run(folder)
+    try:
+        return tell(run)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'events.jsonl'}: an event lacks the field {error}") from error
 
 
 def _resolved(folders: Sequence[Path]) -> set[Path]:

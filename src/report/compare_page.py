@@ -17,7 +17,7 @@ from src.report.svg import ITERATIONS, Axis, Series, amount
 SHOWN_ROWS = 32
 """Rows of one timeline: more would not be told apart."""
 
-COLOURS = ("c1", "c2", "c4", "c5", "c6", "c7", "c8", "c9")
+COLOURS = ("c1", "c2", "c4", "c5", "c7", "c8", "c6", "c9")
 """Of the groups, in turn; their letters are unique anyway."""
 
 _AXES: tuple[tuple[Axis, Callable[[Evaluation], float]], ...] = (

@@ -54,11 +54,7 @@ class Measured:
 
 
 def measure(run: Run) -> Measured:
-    """Reads a run's log.
-
-    Raises:
-        ValueError: an event lacks a field; the message names folder, kind and time.
-    """
+    """Reads a run's log. Raises KeyError if an event lacks a field."""
     unpriced, ledger = "", None
     try:
         ledger = ledger_of(run.settings)
@@ -83,16 +79,11 @@ def measure(run: Run) -> Measured:
 def _evaluations(run: Run, ledger: Ledger | None) -> tuple[Evaluation, ...]:
     found: dict[float, Evaluation] = {}
     for event in run.events:
-        try:
-            if ledger is not None:
-                ledger.add(event)
-            if event["kind"] == "evaluated":
-                usd = math.nan if ledger is None else ledger.cost.usd
-                evaluation = _evaluation(event, usd)
-                found[evaluation.iteration] = evaluation
-        except (KeyError, TypeError) as error:
-            where = f"{run.folder}/events.jsonl: {event['kind']} at {event['time_s']:g} s"
-            raise ValueError(f"{where}: unexpected event: {error!r}") from error
+        if ledger is not None:
+            ledger.add(event)
+        if event["kind"] == "evaluated":
+            evaluation = _evaluation(event, math.nan if ledger is None else ledger.cost.usd)
+            found[evaluation.iteration] = evaluation
     return tuple(found[iteration] for iteration in sorted(found))
 
 

@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 14, 12, 34
 TAG_PX = 13
 """Height of a line's tag."""
 
-TAG_PLACES = ((11, 0), (0, -13), (0, 14), (-11, -11), (-11, 12), (11, 13), (11, -13), (11, 26), (11, -26), (0, 27))
+TAG_PLACES = ((10, 0), (0, -13), (0, 14), (-10, -11), (-10, 12), (10, 13), (10, -13), (10, 26), (10, -26), (0, 27))
 """Middles of a tag from the end of its line, the best first."""
 
 FLAT = 0.01
@@ -86,7 +86,7 @@ def amount(value: float) -> str:
     """
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.2g}"
+    return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -75,9 +76,14 @@ def timeline(events: Iterable[Event]) -> Timeline:
             handle(event)
     fold.close(fold.end_s, crashed=False)
     fold.place_nodes()
-    workers = sorted(fold.workers.values(), key=lambda row: (row.role, row.name))
+    workers = sorted(fold.workers.values(), key=lambda row: (row.role, _natural(row.name)))
     trainer = [fold.trainer] if fold.trainer.spans else []
     return Timeline(rows=(*trainer, *workers), end_s=fold.end_s)
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """An order in which node 2 comes before node 10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 class _Fold:

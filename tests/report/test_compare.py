@@ -118,7 +118,11 @@ def test_bad_input_is_refused_in_one_line(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = str(folders[0]), str(tmp_path / "out.html")
+    lacking = write_run(tmp_path / "lacking", iterations=1, images=False)
+    (lacking / "events.jsonl").write_text('{"time_s": 7.5, "kind": "worker_joined", "worker": "a"}\n')
     for arguments, message in (
+        ([str(lacking), "--out", out], f"{lacking}/events.jsonl: an event lacks the field 'role'"),
+        ([run, str(lacking), "--out", out], f"{lacking}/events.jsonl: an event lacks the field 'role'"),
         ([run, str(tmp_path), "--out", out], f"{tmp_path} is no run folder: it has no events.jsonl"),
         ([run, run, "--out", out], f"{run} is given twice"),
         ([run, str(folders[1]), "--out", str(tmp_path / "no" / "out.html")], "[Errno 2] No such file or directory: "),
@@ -156,6 +160,8 @@ def test_an_axis_of_hours_begins_at_zero_and_names_its_unit() -> None:
     assert "<title>r: 0.5 at 1 h</title>" in drawing
 
 
-@pytest.mark.parametrize(("value", "expected"), [(0.0, "0"), (0.03121, "0.031"), (11.9, "11.90"), (1234.5, "1,234")])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.0, "0"), (0.03121, "0.031"), (0.2, "0.20"), (11.9, "11.90"), (1234.5, "1,234")]
+)
 def test_amounts_are_short(value: float, expected: str) -> None:
     assert amount(value) == expected

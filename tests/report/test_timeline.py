@@ -66,6 +66,11 @@ def test_the_trainer_comes_first_and_workers_in_order() -> None:
     assert who.rows[0].spans == [Span(2, 5, "train", "train, iteration 0")]
 
 
+def test_rows_are_in_the_order_of_their_numbers() -> None:
+    who = timeline([joined(0, f"s{slot}", slot) for slot in (10, 2, 1)])
+    assert [row.name for row in who.rows] == ["spot a/1", "spot a/2", "spot a/10"]
+
+
 def test_a_restart_ends_what_the_crash_left_open() -> None:
     restart = {"time_s": 7.0, "kind": "run_started", "incarnation": 1}
     who = timeline([joined(1, "w.0", 0), granted(2, 1, "w.0"), restart, joined(8, "w.1", 0)])
