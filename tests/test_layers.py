@@ -20,7 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "src.rl": ("src.core", "src.models", "src.tasks"),
     "src.spot": ("src.core",),
     "src.sim": ("src.core", "src.spot", "src.parallel.plan", "src.rl.geometry"),
-    "src.report": ("src.core", "src.spot.cost"),
+    "src.report": ("src.core", "src.spot.cost", "src.spot.prices"),
     "src.pretrain": ("src.core", "src.models", "src.tasks", "src.rl.rewards"),
     "src.app": (
         "src.core",
@@ -161,6 +161,7 @@ def test_a_planted_violation_is_caught(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("src.report.html", "from src.spot.cost import total"),
+        ("src.report.measure", "from src.spot.prices import FixedPrices"),
         ("src.sim.cluster", "from src.parallel.plan import groups_of"),
         ("src.pretrain.base", "from src.rl.rewards import reward"),
         ("src.pretrain.base", "from src.rl import rewards"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from src.core.events import Event, read_jsonl
 
@@ -38,6 +40,8 @@ class Run:
     """Empty until the run has ended."""
     config: str
     """config.yaml as it stands."""
+    settings: Mapping[str, str]
+    """What it says, by dotted name; see `flatten`."""
     pictures: tuple[Picture, ...]
 
     @property
@@ -69,14 +73,31 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{folder} is no run folder: it has no events.jsonl")
     metrics_file = folder / "metrics.jsonl"
     config_file = folder / "config.yaml"
+    config = config_file.read_text(encoding="utf-8") if config_file.is_file() else ""
     return Run(
         folder=folder.resolve(),
-        events=tuple(read_jsonl(events_file)),
+        events=_events(events_file),
         curves=curves(read_jsonl(metrics_file)) if metrics_file.is_file() else {},
         summary=_json(folder / "summary.json", default={}),
-        config=config_file.read_text(encoding="utf-8") if config_file.is_file() else "",
+        config=config,
+        settings=_settings(config, config_file),
         pictures=_pictures(folder / "images"),
     )
+
+
+def _events(path: Path) -> tuple[Event, ...]:
+    events = tuple(read_jsonl(path))
+    for line, event in enumerate(events, start=1):
+        if not (isinstance(event.get("time_s"), (int, float)) and isinstance(event.get("kind"), str)):
+            raise ValueError(f"{path}:{line}: an event has time_s and kind")
+    return events
+
+
+def _settings(config: str, path: Path) -> dict[str, str]:
+    try:
+        return flatten(config)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
 
 
 def curves(rows: Any) -> dict[str, Curve]:
@@ -94,24 +115,27 @@ def curves(rows: Any) -> dict[str, Curve]:
 
 
 def flatten(config: str) -> dict[str, str]:
-    """The scalars of a config.yaml by dotted name: `algo:\\n  noise_level: 0.7` gives `algo.noise_level`.
+    """The values of a config.yaml by dotted name: `algo:\\n  noise_level: 0.7` gives `algo.noise_level`.
 
-    Understands the block style in which run folders are written; lists are left out.
+    Numbers and truth values as YAML writes them, lists in brackets, nothing as `null`.
+
+    Raises:
+        ValueError: it is no mapping.
+        yaml.YAMLError: it is no YAML.
     """
-    flat: dict[str, str] = {}
-    path: list[tuple[int, str]] = []
-    for line in config.splitlines():
-        text = line.strip()
-        key, colon, value = text.partition(":")
-        if not colon or text.startswith(("-", "#")):
-            continue
-        indent = len(line) - len(line.lstrip())
-        while path and path[-1][0] >= indent:
-            path.pop()
-        path.append((indent, key))
-        if value.strip():
-            flat[".".join(name for _, name in path)] = value.strip().strip("'\"")
-    return flat
+    tree = yaml.safe_load(config) or {}
+    if not isinstance(tree, dict):
+        raise ValueError("a configuration maps names to values")
+    return dict(_leaves(tree))
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _pictures(folder: Path) -> tuple[Picture, ...]:

@@ -1,24 +1,40 @@
-"""Charts as SVG text. Colours are style classes (`c1`.., kinds of work): the page decides what they are."""
+"""Line charts as SVG text. Colours are style classes (`c1`..): the page decides what they are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from src.core.clock import duration
 from src.report.read import Curve
-from src.report.timeline import Span, Timeline, coalesce
 
 LEFT, RIGHT, TOP, BOTTOM = 44, 14, 12, 34
 """Margins of a line chart around its plot, in SVG units (= CSS pixels at full size)."""
 
+TAG_PX = 13
+"""Height of a line's tag."""
+
+TAG_PLACES = ((10, 0), (0, -13), (0, 14), (-10, -11), (-10, 12), (10, 13), (10, -13), (10, 26), (10, -26), (0, 27))
+"""Middles of a tag from the end of its line, the best first."""
+
 FLAT = 0.01
 """A range below this share of its values is drawn as flat: nobody reads an axis of many digits."""
 
-ROW_PX, AXIS_PX = 26, 26
-"""Height of a timeline row and of its axis."""
+
+@dataclass(frozen=True)
+class Axis:
+    """What runs to the right. Axes of whole numbers begin at the first value, others at 0."""
+
+    name: str
+    unit: str = ""
+    whole: bool = False
+
+    def said(self, x: float) -> str:
+        return f"{self.name} {x:g}" if self.whole else f"{x:.3g} {self.unit or self.name}"
+
+
+ITERATIONS = Axis("iteration", whole=True)
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,11 @@ class Series:
     curve: Curve
     colour: str
     faint: bool = False
+    low: Curve = ()
+    high: Curve = ()
+    """Edges of a band around the line, at its places; empty: none."""
+    tag: str = ""
+    """A letter beside the line's end, so that it is known without its colour."""
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -57,6 +78,17 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def amount(value: float) -> str:
+    """Hours and usd: cents while they matter.
+
+    >>> amount(11.9), amount(1234.5), amount(0.03121), amount(0.0)
+    ('11.90', '1,234', '0.031', '0')
+    """
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
+
+
 @dataclass(frozen=True)
 class _Plot:
     """Where values lie on the drawing."""
@@ -75,7 +107,10 @@ class _Plot:
         share = (self.y_ticks[-1] - value) / (self.y_ticks[-1] - self.y_ticks[0])
         return round(TOP + share * (self.height - TOP - BOTTOM), 1)
 
-    def axes(self) -> str:
+    def path(self, points: Iterable[tuple[float, float]]) -> str:
+        return "L".join(f"{self.x(x)} {self.y(y)}" for x, y in points)
+
+    def axes(self, axis: Axis) -> str:
         right = self.width - RIGHT
         levels = "".join(
             f'<path class="grid" d="M{LEFT} {self.y(value)}H{right}"/>'
@@ -83,131 +118,86 @@ class _Plot:
             for value in self.y_ticks
         )
         steps = "".join(
-            _text(f"{step:g}", self.x(step), self.height - 17)
+            _text(number(step), self.x(step), self.height - 17)
             for step in ticks(self.x_low, self.x_high, 6)
-            if step == int(step) and self.x_low <= step <= self.x_high
+            if self.x_low <= step <= self.x_high and (step == int(step) or not axis.whole)
         )
-        return levels + steps + _text("iteration", (LEFT + right) / 2, self.height - 2)
+        return levels + steps + _text(axis.name, (LEFT + right) / 2, self.height - 2)
 
 
 def line_chart(
-    series: Sequence[Series], *, title: str, from_zero: bool = False, width: int = 320, height: int = 220
+    series: Sequence[Series],
+    *,
+    title: str,
+    axis: Axis = ITERATIONS,
+    from_zero: bool = False,
+    width: int = 320,
+    height: int = 220,
 ) -> str:
-    """Lines over the iteration. Each point carries its value as a tooltip; the last one is marked.
+    """Lines over `axis`. Each point carries its value as a tooltip; the last one is marked.
 
     The description for screen readers names every line with its first and last value. `series` and every
     curve in it must hold at least one point.
     """
-    steps = [step for line in series for step, _ in line.curve]
-    values = [value for line in series for _, value in line.curve] + ([0.0] if from_zero else [])
-    y_ticks = ticks(min(values), max(values), 5)
-    plot = _Plot(width, height, min(steps), max(steps), y_ticks)
-    spoken = "; ".join(_spoken(line) for line in series)
-    lines = (_line(line, [(plot.x(step), plot.y(value)) for step, value in line.curve]) for line in series)
-    return _head(title, spoken, f'viewBox="0 0 {width} {height}"') + plot.axes() + "".join(lines) + "</svg>"
+    steps = [step for line in series for step, _ in line.curve] + ([] if axis.whole else [0.0])
+    values = [value for line in series for curve in (line.curve, line.low, line.high) for _, value in curve]
+    values += [0.0] if from_zero else []
+    plot = _Plot(width, height, min(steps), max(steps), ticks(min(values), max(values), 5))
+    spoken = "; ".join(_spoken(line, axis) for line in series)
+    bands = (_band(line, plot) for line in series if line.low)
+    lines = (_line(line, plot, axis) for line in series)
+    parts = (plot.axes(axis), *bands, *lines, _tags(series, plot))
+    return head(title, spoken, f'viewBox="0 0 {width} {height}"') + "".join(parts) + "</svg>"
 
 
-def _line(line: Series, places: Sequence[tuple[float, float]]) -> str:
-    path = "M" + "L".join(f"{x} {y}" for x, y in places)
+def _band(line: Series, plot: _Plot) -> str:
+    return f'<path class="band {line.colour}" d="M{plot.path((*line.high, *reversed(line.low)))}Z"/>'
+
+
+def _line(line: Series, plot: _Plot, axis: Axis) -> str:
     dots = []
-    for position, ((x, y), (step, value)) in enumerate(zip(places, line.curve, strict=True), start=1):
-        last = position == len(places) and not line.faint
+    for position, (step, value) in enumerate(line.curve, start=1):
+        last = position == len(line.curve) and not line.faint
         style = f"dot {line.colour}{' last' if last else ''}"
+        place = f"{step:g}" if axis.whole else axis.said(step)
         dots.append(
-            f'<circle class="{style}" cx="{x}" cy="{y}" r="{3.5 if last else 2}">'
-            f"<title>{escape(line.label)}: {value:.4g} at {step:g}</title></circle>"
+            f'<circle class="{style}" cx="{plot.x(step)}" cy="{plot.y(value)}" r="{3.5 if last else 2}">'
+            f"<title>{escape(line.label)}: {value:.4g} at {place}</title></circle>"
         )
     faint = " faint" if line.faint else ""
-    return f'<path class="line {line.colour}{faint}" d="{path}"/>{"".join(dots)}'
+    return f'<path class="line {line.colour}{faint}" d="M{plot.path(line.curve)}"/>{"".join(dots)}'
 
 
-def _spoken(line: Series) -> str:
+def _tags(series: Sequence[Series], plot: _Plot) -> str:
+    """Letters at the lines' ends: to the right, or where they cover neither an end nor one another."""
+    ends = [(plot.x(line.curve[-1][0]), plot.y(line.curve[-1][1]), line) for line in series if line.tag]
+    taken = [(x, y) for x, y, _ in ends]
+    parts: list[str] = []
+    for x, y, line in ends:
+        places = [(x + dx, y + dy) for dx, dy in TAG_PLACES]
+        free = (place for place in places if not any(_near(place, other) for other in taken))
+        at = next(free, places[0])
+        taken.append(at)
+        parts.append(f'<text class="tag {line.colour}" x="{at[0]:.1f}" y="{at[1] + 4:.1f}">{escape(line.tag)}</text>')
+    return "".join(parts)
+
+
+def _near(place: tuple[float, float], other: tuple[float, float]) -> bool:
+    return abs(place[0] - other[0]) < TAG_PX - 3 and abs(place[1] - other[1]) < TAG_PX - 1
+
+
+def _spoken(line: Series, axis: Axis) -> str:
     (first, start), (last, end) = line.curve[0], line.curve[-1]
-    return f"{line.label}: {start:.3g} at iteration {first:g}, {end:.3g} at iteration {last:g}"
+    return f"{line.label}: {start:.3g} at {axis.said(first)}, {end:.3g} at {axis.said(last)}"
 
 
-def _head(title: str, description: str, size: str) -> str:
+def head(title: str, description: str, size: str) -> str:
+    """Opens a drawing; title and description are read aloud."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} '
         f'aria-label="{escape(title)}. {escape(description)}">'
     )
 
 
-def timeline_chart(timeline: Timeline) -> str:
-    """The rows' lanes without their names. Places are percentages: the drawing stretches, text does not."""
-    end_s = timeline.end_s or 1.0
-    height = ROW_PX * len(timeline.rows) + AXIS_PX
-
-    def percent(time_s: float) -> str:
-        return f"{100 * time_s / end_s:.3f}%"
-
-    work = ", ".join(f"{row.name} {duration(row.busy_s())} of work" for row in timeline.rows)
-    parts = [_head("Timeline of who did what", work, f'width="100%" height="{height}"')]
-    parts.append(
-        '<defs><pattern id="lost" width="5" height="5" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><path class="hatch" d="M0 0V5"/></pattern></defs>'
-    )
-    for time_s in (t for t in ticks(0, end_s, 9) if t <= end_s):
-        parts.append(f'<svg x="{percent(time_s)}" overflow="visible"><path class="grid" d="M0 0V{height - AXIS_PX}"/>')
-        anchor = "start" if time_s == 0 else "end" if time_s > 0.97 * end_s else "middle"
-        label = f"{number(time_s)} s" if end_s < 600 else f"{time_s / 60:.3g} min"
-        parts.append(f'<text class="tick" y="{height - 8}" text-anchor="{anchor}">{label}</text></svg>')
-    for index, row in enumerate(timeline.rows):
-        top = index * ROW_PX
-        for start_s, stop_s in row.alive:
-            parts.append(
-                f'<rect class="alive" x="{percent(start_s)}" y="{top + 3}" '
-                f'width="{percent(stop_s - start_s)}" height="{ROW_PX - 6}"/>'
-            )
-        parts += [_span(span, top, percent) for span in coalesce(row.spans, end_s / 2000)]
-        for mark in row.marks:
-            if mark.kind != "joined":
-                parts.append(_mark(mark.kind, f"{mark.kind} at {mark.time_s:.1f} s", percent(mark.time_s), top))
-    return "".join(parts) + "</svg>"
-
-
-KINDS = ("rollout", "train", "explore", "audit", "eval")
-"""Kinds of work with a colour of their own; everything else is drawn as `other`."""
-
-MARKS = {
-    "killed": "M-5-5L5 5M-5 5L5-5",
-    "preempted": "M-5-5L5 5M-5 5L5-5M-5-5H5",
-    "notice": "M0-6V2M0 5V6",
-    "frozen": "M-3-5V5M3-5V5",
-    "left": "M-5 0H5",
-    "returned": "M0-6L5.5 4H-5.5Z",
-}
-"""What happened to a worker, as paths around the origin."""
-
-
-def kind_class(kind: str) -> str:
-    """The style class of a kind of work."""
-    return kind if kind in KINDS else "other"
-
-
-def _span(span: Span, top: int, percent: Callable[[float], str]) -> str:
-    place = (
-        f'x="{percent(span.start_s)}" y="{top + 5}" width="{percent(span.end_s - span.start_s)}" height="{ROW_PX - 10}"'
-    )
-    lost = f'<rect fill="url(#lost)" {place}/>' if span.lost else ""
-    title = f"<title>{escape(span.label)}</title>"
-    return f'<g>{title}<rect class="{kind_class(span.kind)}" {place}/>{lost}</g>'
-
-
 def _text(text: str, x: float, y: float, *, anchor: str = "middle") -> str:
     return f'<text class="tick" x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _mark(kind: str, label: str, x: str, top: int) -> str:
-    path = MARKS.get(kind, MARKS["left"])
-    halo = '<circle class="halo" r="8"/>'
-    return (
-        f'<svg x="{x}" y="{top + ROW_PX // 2}" overflow="visible"><title>{escape(label)}</title>'
-        f'{halo}<path class="mark {kind}" d="{path}"/></svg>'
-    )
-
-
-def symbol(kind: str) -> str:
-    """A mark of the timeline on its own, for the legend."""
-    path = f'<path class="mark {kind}" d="{MARKS.get(kind, MARKS["left"])}"/>'
-    return f'<svg class="symbol" viewBox="-8 -8 16 16" aria-hidden="true">{path}</svg>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,10 +28,12 @@ _KIND_OF_PHASE = {"evaluate": "eval"}
 
 @dataclass(frozen=True)
 class Mark:
-    """A worker's life at one moment: `joined`, `returned`, `notice`, `preempted`, `killed`, `frozen` or `left`."""
+    """What happened to a worker: `joined`, `returned`, `notice`, `resumed` (it went on with what another one had
+    begun), or why it was lost: `preempted`, `killed`, `frozen`, `failed` or `left`."""
 
     time_s: float
     kind: str
+    detail: str = ""
 
 
 @dataclass
@@ -43,6 +46,8 @@ class Row:
     marks: list[Mark] = field(default_factory=list)
     alive: list[tuple[float, float]] = field(default_factory=list)
     """Intervals in which the process lived."""
+    paid: list[tuple[float, float]] = field(default_factory=list)
+    """Intervals in which its spot node was there, and paid for; empty where the log names no nodes."""
 
     def busy_s(self, kind: str | None = None) -> float:
         """Seconds of work that was finished, of one kind or of all."""
@@ -70,9 +75,15 @@ def timeline(events: Iterable[Event]) -> Timeline:
         if handle is not None:
             handle(event)
     fold.close(fold.end_s, crashed=False)
-    workers = sorted(fold.workers.values(), key=lambda row: (row.role, row.name))
+    fold.place_nodes()
+    workers = sorted(fold.workers.values(), key=lambda row: (row.role, _natural(row.name)))
     trainer = [fold.trainer] if fold.trainer.spans else []
     return Timeline(rows=(*trainer, *workers), end_s=fold.end_s)
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """An order in which node 2 comes before node 10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 class _Fold:
@@ -85,14 +96,23 @@ class _Fold:
         self._row_of: dict[str, Row] = {}
         self._born_s: dict[str, float] = {}
         self._open: dict[int, Event] = {}
+        self._came_s: dict[str, float] = {}
+        self._paid: dict[str, list[tuple[float, float]]] = {}
 
     def on_run_started(self, event: Event) -> None:
         """After a crash nobody said good-bye: what was still open ended with the previous life of the run."""
         self.close(float(event["time_s"]), crashed=True)
 
+    def on_node_came(self, event: Event) -> None:
+        self._came_s[str(event["node"])] = float(event["time_s"])
+
+    def on_node_went(self, event: Event) -> None:
+        self._end_node(str(event["node"]), float(event["time_s"]))
+
     def on_worker_joined(self, event: Event) -> None:
         role, node, slot = str(event["role"]), str(event["node"]), str(event["slot"])
-        row = self.workers.setdefault((role, node, slot), Row(f"{role} {node}/{slot}", role))
+        name = f"{node}/{slot}" if node == role else f"{role} {node}/{slot}"
+        row = self.workers.setdefault((role, node, slot), Row(name, role))
         row.marks.append(Mark(float(event["time_s"]), "returned" if row.marks else "joined"))
         self._row_of[event["worker"]] = row
         self._born_s[event["worker"]] = float(event["time_s"])
@@ -107,6 +127,11 @@ class _Fold:
 
     def on_lease_granted(self, event: Event) -> None:
         self._open[event["lease"]] = event
+
+    def on_lease_resumed(self, event: Event) -> None:
+        if event["worker"] in self._born_s:
+            detail = f"before step {event['step']}"
+            self._row_of[event["worker"]].marks.append(Mark(float(event["time_s"]), "resumed", detail))
 
     def on_lease_done(self, event: Event) -> None:
         self._end_lease(event["lease"], float(event["time_s"]), lost=False)
@@ -127,6 +152,19 @@ class _Fold:
             self._end_lease(lease, end_s, lost=crashed)
         for worker in list(self._born_s):
             self._end_life(worker, end_s, "left" if crashed else None)
+        for node in list(self._came_s):
+            self._end_node(node, end_s)
+
+    def place_nodes(self) -> None:
+        """Gives each spot row the times of its node; a node that no worker ever joined from gets a row of its own."""
+        for node, paid in self._paid.items():
+            rows = [row for (role, place, _), row in self.workers.items() if (role, place) == ("spot", node)]
+            for row in rows or [self.workers.setdefault(("spot", node, ""), Row(f"spot {node}", "spot"))]:
+                row.paid.extend(paid)
+
+    def _end_node(self, node: str, end_s: float) -> None:
+        if node in self._came_s:
+            self._paid.setdefault(node, []).append((self._came_s.pop(node), end_s))
 
     def _end_life(self, worker: str, end_s: float, reason: str | None) -> None:
         row = self._row_of[worker]

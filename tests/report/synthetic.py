@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,22 @@ algo:
 explore:
   seeds: 32
   sync: race
+planner:
+  _target_: src.spot.planning.simple.Fixed
+  seeds_per_prompt: 32
+market:
+  zone: ''
+  trace: null
+prices:
+  _target_: src.spot.prices.FixedPrices
+  reserved_usd_per_gpu_hour: 10.0
+  spot_usd_per_gpu_hour: 2.5
+paths:
+  root_dir: /project
+  output_dir: RUN
 trainer:
   max_steps: 24
+  devices: 1
 callbacks:
 - one
 - two
@@ -34,11 +49,23 @@ callbacks:
 PROMPTS = ("KITE", "R2D2", "OPEN", "7 UP", "HELLO", "NO 42", "SALE", "a <b> & c")
 
 
-def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, images: bool = True) -> Path:
-    """Writes the run folder and returns it."""
+def write_run(
+    folder: Path,
+    *,
+    iterations: int = 24,
+    finished: bool = True,
+    images: bool = True,
+    seed: int = 1,
+    changes: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes the run folder and returns it. `changes` replaces pieces of the configuration."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    rng = random.Random(0)
+    config = CONFIG.replace("seed: 1", f"seed: {seed}").replace("RUN", str(folder))
+    for old, new in (changes or {}).items():
+        assert old in config
+        config = config.replace(old, new)
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    rng = random.Random(seed)
     events, metrics = [], []
     time_s = 0.0
 
@@ -66,6 +93,7 @@ def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, imag
         time_s += 0.9
 
     event(0, "run_started", run="r", incarnation=0, iteration=0, start_wall_s=1.7e9)
+    event(1.0, "node_came", node="local", gpus=2)
     worker = dict.fromkeys((0, 1), 0)
     for slot in worker:
         join(event, 2.0 + slot / 10, slot, 0)
@@ -76,6 +104,12 @@ def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, imag
         rollout_s, train_s = 3 + rng.random(), 4 + rng.random()
         middle_s, end_s = time_s + rollout_s, time_s + rollout_s + train_s
         event(middle_s, "phase", name="rollout", iteration=iteration, start_s=time_s, end_s=middle_s)
+        batch = {"iteration": iteration + 1}
+        event(middle_s, "exploration_opened", **batch, version=f"0.{iteration}", prompts=4, keep=4, steps=10)
+        event(middle_s, "explore_asked", **batch, seeds=[[0, 4, 10], [1, 8, 10], [2, 2 + iteration % 3, 5]])
+        event(middle_s, "explore_asked", **batch, seeds=[[0, 2, 10], [3, 4, 10]])
+        reason = "time is up" if iteration % 4 else "everything is asked for"
+        event(middle_s + 1, "explore_stopped", **batch, reason=reason)
         for slot in worker:
             if iteration == 6 and slot == 1:
                 continue
@@ -90,7 +124,10 @@ def write_run(folder: Path, *, iterations: int = 24, finished: bool = True, imag
                 held = {"lease": lease, "worker": f"spot-local-{slot}.{worker[slot]}", "request_kind": kind}
                 held |= {"iteration": iteration + (kind != "rollout"), "count": 8}
                 event(start_s, "lease_granted", **held, version=f"0.{iteration}")
+                if iteration == 7 and kind == "explore":
+                    event(start_s, "lease_resumed", **held, step=4, after=[lease - 9])
                 if iteration == 5 and slot == 1 and kind == "explore":
+                    event(start_s + 0.3, "notice", worker=held["worker"], grace_s=2.0, requests=8)
                     event(start_s + 1.1, "lease_lost", **held, reason="killed")
                     event(start_s + 1.1, "worker_lost", worker=held["worker"], reason="killed", requests=8)
                     worker[slot] += 1

@@ -54,6 +54,13 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     [
         ("events.jsonl", "{}\nnonsense\n{}\n", "events.jsonl:2"),
         ("metrics.jsonl", '{"step": 0}\n{"step": \n{}\n', "metrics.jsonl:2"),
+        (
+            "events.jsonl",
+            '{"time_s": 1, "kind": "closed"}\n{"kind": "closed"}\n',
+            "events.jsonl:2: an event has time_s",
+        ),
+        ("config.yaml", "a: b: c", "config.yaml: mapping values are not allowed here"),
+        ("config.yaml", "- a", "config.yaml: a configuration maps names to values"),
         ("summary.json", "{\n!", "summary.json:2"),
         ("images/manifest.json", '[{"iteration": 0}]', r"manifest.json: unexpected row: KeyError\('index'\)"),
     ],
@@ -82,6 +89,8 @@ def test_curves_keep_the_last_value_of_a_step_and_leave_out_what_is_not_finite()
 
 
 def test_config_scalars_are_named_by_their_path() -> None:
-    config = "seed: 1\nmodel:\n  lora:\n    rank: 16\n  name: 'a: b'\nlist:\n- x: 1\nlast: null\n"
-    expected = {"seed": "1", "model.lora.rank": "16", "model.name": "a: b", "last": "null"}
+    config = "seed: 1\nmodel:\n  lora:\n    rank: 16\n  name: 'a: b'\n"
+    config += "  source: two\n    lines, a:b\nlist:\n- 1\n- a\nlast: null\n"
+    expected = {"seed": "1", "model.lora.rank": "16", "model.name": "a: b", "list": '[1, "a"]', "last": "null"}
+    expected |= {"model.source": "two lines, a:b"}
     assert flatten(config) == expected

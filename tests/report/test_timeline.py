@@ -66,6 +66,11 @@ def test_the_trainer_comes_first_and_workers_in_order() -> None:
     assert who.rows[0].spans == [Span(2, 5, "train", "train, iteration 0")]
 
 
+def test_rows_are_in_the_order_of_their_numbers() -> None:
+    who = timeline([joined(0, f"s{slot}", slot) for slot in (10, 2, 1)])
+    assert [row.name for row in who.rows] == ["spot a/1", "spot a/2", "spot a/10"]
+
+
 def test_a_restart_ends_what_the_crash_left_open() -> None:
     restart = {"time_s": 7.0, "kind": "run_started", "incarnation": 1}
     who = timeline([joined(1, "w.0", 0), granted(2, 1, "w.0"), restart, joined(8, "w.1", 0)])
@@ -107,3 +112,35 @@ def test_merging_hides_no_work(rows: list[tuple[float, float, str, bool]]) -> No
             (m.kind, m.lost) == (span.kind, span.lost) and m.start_s <= span.start_s and span.end_s <= m.end_s
             for m in merged
         )
+
+
+def test_spot_rows_know_when_their_node_was_paid_for() -> None:
+    def node(time_s: float, kind: str, name: str) -> dict[str, Any]:
+        return {"time_s": time_s, "kind": kind, "node": name, "gpus": 2}
+
+    who = timeline(
+        [
+            joined(0, "r0", 0, role="reserved"),
+            node(1, "node_came", "a"),
+            joined(3, "s0", 0),
+            joined(3, "s1", 1),
+            node(5, "node_came", "b"),
+            node(7, "node_went", "a"),
+            node(8, "node_went", "unheard of"),
+            node(9, "node_came", "a"),
+            {"time_s": 10.0, "kind": "run_ended"},
+        ]
+    )
+    paid = {row.name: row.paid for row in who.rows}
+    assert paid == {
+        "reserved a/0": [],
+        "spot a/0": [(1, 7), (9, 10)],
+        "spot a/1": [(1, 7), (9, 10)],
+        "spot b": [(5, 10)],
+    }
+
+
+def test_a_worker_that_goes_on_with_anothers_work_is_marked() -> None:
+    resumed = {"time_s": 2.0, "kind": "lease_resumed", "lease": 2, "worker": "w.0", "step": 4, "after": [1]}
+    (row,) = timeline([joined(1, "w.0", 0), granted(2, 2, "w.0"), resumed, resumed | {"worker": "nobody"}]).rows
+    assert row.marks == [Mark(1, "joined"), Mark(2, "resumed", "before step 4")]
