@@ -175,6 +175,7 @@ class Configuration(Section):
     workload: Target | None
     paths: Paths
     name: str
+    system: str | None
     job: str
     seed: int
     ckpt_path: str | None

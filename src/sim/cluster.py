@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from src.core.clock import Clock
-from src.core.types import Exploration, PolicyVersion, RequestKind, SampleRequest, SampleResult
+from src.core.types import Exploration, PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
 from src.sim.fleet import Durations, Samples, VirtualFleet
 from src.sim.timeline import Timeline
 from src.spot import weights
@@ -59,12 +59,12 @@ class VirtualCluster:
             return self._samples.make(requests)
         self.submit(requests)
         keys = [request.key for request in requests]
-        self._timeline.run(lambda: self._coordinator.complete(keys))
+        self._timeline.run(self._completion(keys))
         return self._coordinator.close(keys)
 
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         keys = [request.key for request in requests]
-        self._timeline.run(lambda: self._coordinator.complete(keys), at_most_s=wait_s)
+        self._timeline.run(self._completion(keys), at_most_s=wait_s)
         return self._coordinator.close(keys)
 
     def open_exploration(self, exploration: Exploration) -> None:
@@ -72,9 +72,20 @@ class VirtualCluster:
         self._fleet.start_granted()
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
-        coordinator = self._coordinator
-        self._timeline.run(lambda: coordinator.complete(coordinator.explores), at_most_s=wait_s)
-        return coordinator.close_exploration()
+        self._timeline.run(self._completion(self._coordinator.explores), at_most_s=wait_s)
+        return self._coordinator.close_exploration()
+
+    def _completion(self, keys: Sequence[RequestKey]) -> Callable[[], bool]:
+        """Tells whether all keys have their results, those included that are still added; looks at each once."""
+        done = 0
+
+        def is_complete() -> bool:
+            nonlocal done
+            while done < len(keys) and self._coordinator.complete(keys[done : done + 1]):
+                done += 1
+            return done == len(keys)
+
+        return is_complete
 
     def planner_state(self) -> Mapping[str, Any]:
         return self._coordinator.planner_state()

@@ -168,6 +168,7 @@ class VirtualFleet:
         self._nodes: dict[str, _Node] = {}
         self._workers: dict[str, _Worker] = {}
         self._lives: Counter[tuple[str, str, int]] = Counter()
+        self._regroups: set[float] = set()  # when groups are formed anew
         reserved = [Member("reserved", slot, role="reserved") for slot in range(shape.reserved_gpus)]
         for group in _groups(reserved, shape):
             self._join(group)
@@ -259,12 +260,19 @@ class VirtualFleet:
         worker.run = None
         del self._workers[worker.name]
         self._coordinator.leave(worker.name, reason)
-        self._timeline.after(self._durations.regroup_s, self._regroup)
+        self._regroup_after(self._durations.regroup_s)
+
+    def _regroup_after(self, delay_s: float) -> None:
+        due_s = self._timeline() + delay_s
+        if due_s not in self._regroups:
+            self._regroups.add(due_s)
+            self._timeline.after(delay_s, self._regroup)
 
     def _regroup(self) -> None:
         """Forms the groups of the plan whose GPUs are free, and calls off those that are not in it."""
+        self._regroups.discard(self._timeline())
         ready = [gpu for node in self._nodes.values() if node.ready and not node.noticed for gpu in node.gpus]
-        planned = _groups(ready, self._shape)
+        planned = dict.fromkeys(_groups(ready, self._shape))
         spot = [worker for worker in self._workers.values() if worker.member.role == "spot"]
         for worker in spot:
             if worker.gpus not in planned:
@@ -310,7 +318,7 @@ class VirtualFleet:
         def is_ready() -> None:
             if self._nodes.get(name) is node:
                 node.ready = True
-                self._timeline.after(0.0, self._regroup)  # after all nodes that are ready at the same moment
+                self._regroup_after(0.0)  # when all are ready that become so at this moment
 
         self._timeline.after(start_s, is_ready)
 

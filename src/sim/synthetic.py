@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 
 from src.core import seeds
 from src.core.selection import max_variance
@@ -50,10 +51,18 @@ class RewardModel:
         ]
 
     def reward(self, key: RequestKey) -> float:
-        level = seeds.generator("level", self.seed, key.iteration, key.instance).random()
-        kept = seeds.generator("kept", self.seed, key.seed).gauss(0.0, 1.0)
-        new = seeds.generator("new", self.seed, key.seed, str(key.policy)).gauss(0.0, 1.0)
+        level = _uniform("level", self.seed, key.iteration, key.instance)
+        kept = _NORMAL.inv_cdf(_uniform("kept", self.seed, key.seed))
+        new = _NORMAL.inv_cdf(_uniform("new", self.seed, key.seed, str(key.policy)))
         return level + self.spread * (math.sqrt(self.persistence) * kept + math.sqrt(1 - self.persistence) * new)
+
+
+def _uniform(*parts: int | str) -> float:
+    """Inside 0..1."""
+    return (seeds.derive(*parts) + 0.5) / (1 << seeds.SEED_BITS)
+
+
+_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True)
