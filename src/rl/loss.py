@@ -40,7 +40,7 @@ class LossSums:
         """Means over all pairs; NaN if there are none.
 
         `ratio`; `clipped_low`, `clipped_high`, the shares of pairs whose ratio is below and above the range;
-        `abs_log_ratio`, |log ratio|; `kl` to the reference; `policy_loss`, without KL.
+        `abs_log_ratio`, |log ratio|; `kl` to the reference, NaN without one; `policy_loss`, without KL.
         """
         totals = self.sums_XT.sum(dim=1)
         return dict(zip(_SUMS[1:], (totals[1:] / totals[0]).tolist(), strict=True))
@@ -171,7 +171,7 @@ class ClippedLoss:
             "clipped_low": ratio_K < 1 - self.clip_range,
             "clipped_high": ratio_K > 1 + self.clip_range,
             "abs_log_ratio": log_ratio_K.abs(),
-            "kl": torch.zeros_like(ratio_K) if kl_K is None else kl_K,
+            "kl": torch.full_like(ratio_K, torch.nan) if kl_K is None else kl_K,
             "policy_loss": policy_K,
         }
         values_XK = torch.stack([rows[name].detach().to("cpu", torch.float64) for name in _SUMS])
