@@ -1,6 +1,6 @@
 # Thin wrappers: inside the environment `python train.py` with Hydra overrides is the interface.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-gpu lint report base clean
+.PHONY: help setup train test evidence evidence-quick evidence-full test-slow test-gpu lint report base clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -40,6 +40,15 @@ lint: setup ## Check style, formatting and types.
 report: setup ## Write RUN/report.html; RUN is the newest run folder by default.
 	$(if $(RUN),,$(error No run folder under outputs/: `make train` first, or give RUN=<folder>))
 	$(BIN)/python -m src.report $(RUN)
+
+evidence-quick: setup ## Compare whole systems on virtual clusters, in minutes (docs/evidence.md).
+	$(BIN)/python -m benchmarks.evidence --quick --out outputs/evidence-quick
+
+evidence: setup ## The same with all seeds and markets: about an hour on two cores.
+	$(BIN)/python -m benchmarks.evidence
+
+evidence-full: setup ## And the ablations: hours.
+	$(BIN)/python -m benchmarks.evidence --full
 
 base: setup ## Make the shipped base weights and recognisers again.
 	$(BIN)/python train.py -m experiment=pretrain_text,pretrain_digits,pretrain_shapes

@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     baselines = [system.name for system in BASELINES]
     for system in ABLATIONS if options.full else ():
         found[system.name] = rows_of(system, store, rates[SPOTLIGHT.name], seeds, traces, None)
+    store.close()
     if options.table:
         print(ratio_table(found, baselines, SPOTLIGHT.name), effort_table(found, baselines), sep="\n\n")
     else:

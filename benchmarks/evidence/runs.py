@@ -88,6 +88,9 @@ class Store:
         self._file = JsonLines(file)
         self._jobs = jobs
 
+    def close(self) -> None:
+        self._file.close()
+
     def rows(self, runs: Sequence[Run], *, learn: bool = True) -> list[Row]:
         """The rows of the runs, in order; those that are not there yet are made."""
         missing = [run for run in dict.fromkeys(runs) if (run.key, learn) not in self._rows]

@@ -43,20 +43,15 @@ def effort_of(row: Row, target: float) -> Effort:
 
 def comparison(baseline: Sequence[Row], system: Sequence[Row], target: float) -> Comparison:
     """Of runs with the same learning seed and, where the baseline has one, the same market."""
-    pairs = [
-        (effort_of(ours, target), effort_of(theirs, target))
-        for theirs in system
-        for ours in baseline
-        if ours["seed"] == theirs["seed"] and ours["trace"] in ("", theirs["trace"])
-    ]
-    if any(row["trace"] for row in baseline):  # a calm market pairs with a calm one only
-        pairs = [
+    on_markets = any(row["trace"] for row in baseline)
+    return compare(
+        [
             (effort_of(ours, target), effort_of(theirs, target))
             for theirs in system
             for ours in baseline
-            if (ours["seed"], ours["trace"]) == (theirs["seed"], theirs["trace"])
+            if ours["seed"] == theirs["seed"] and (not on_markets or ours["trace"] == theirs["trace"])
         ]
-    return compare(pairs)
+    )
 
 
 def figures(systems: Mapping[str, Sequence[Row]], baselines: Sequence[str], system: str) -> dict[str, Any]:
