@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -135,6 +135,12 @@ def test_a_missing_or_misspelt_name_is_an_error():
         composed("algo.group_sise=3")
     with pytest.raises(ConfigError, match=r"algo\.rule: .*noise_levl"):
         build({"_target_": "src.models.steps.FlowSDE", "noise_levl": 0.7}, "algo.rule")
+
+
+@pytest.mark.parametrize("override", ["system=flow_grp", "debug=fats", "sweep=seed", "market=replayed"])
+def test_an_option_that_is_not_there_is_never_passed_over(override):
+    with pytest.raises(MissingConfigException, match=override.replace("=", "/")):
+        composed(override)
 
 
 def test_a_logger_can_be_chosen_for_a_debug_run():
