@@ -31,7 +31,8 @@ def summarise(events: Iterable[Event], metrics: Iterable[Mapping[str, Any]], *, 
       steps that preemptions cost): see `src.spot.cost`; `ledger` must not have seen an event yet.
     - `usd_per_point`: for each hundredth of held-out reward that was gained.
     - `seeds_explored`: explored seeds that there was to choose from, each once.
-    - `preemptions`: spot workers lost during the run; `lost_samples`: samples in flight that others had to go on with.
+    - `preemptions`: spot workers lost during the run, those apart that left by themselves; `lost_samples`: samples in
+      flight that others had to go on with.
     - `rank_correlation`: mean over iterations; `variance_ratio`: reward variance of kept over random seeds.
     """
     log = list(events)
@@ -115,13 +116,13 @@ def _status(log: Sequence[Event]) -> str:
 
 
 def _preemptions(log: Sequence[Event], spot: Collection[str]) -> list[Event]:
-    """Losses of spot workers while the run went on; those that leave at its end are none."""
+    """Losses of spot workers while the run went on; those that leave, to form other groups or at its end, are none."""
     losses: list[Event] = []
     running = False
     for event in log:
         if event["kind"] in ("run_started", "run_ended"):
             running = event["kind"] == "run_started"
-        elif event["kind"] == "worker_lost" and running and event["worker"] in spot:
+        elif event["kind"] == "worker_lost" and running and event["worker"] in spot and event["reason"] != "left":
             losses.append(event)
     return losses
 

@@ -96,6 +96,16 @@ def test_every_figure_is_recomputed_from_the_logs() -> None:
     }
 
 
+def test_who_leaves_to_form_another_group_is_not_preempted() -> None:
+    losses = [
+        event(3, "worker_lost", worker=name, reason=why, requests=0)
+        for name, why in (("w0", "left"), ("w1", "preempted"), ("w2", "frozen"))
+    ]
+    joined = [spot(2, name) for name in ("w0", "w1", "w2")]
+    summary = summarise([event(0, "run_started", iteration=0), *joined, *losses], [], ledger=ledger())
+    assert summary["preemptions"] == 2
+
+
 def test_a_run_without_measurements_has_a_summary_of_nones() -> None:
     summary = summarise([event(0, "run_started", iteration=0)], [], ledger=ledger())
     assert (summary["status"], summary["steps"], summary["usd"]) == ("unfinished", 0, 0)
