@@ -2,7 +2,7 @@
 
 GPU-seconds and usd are booked on accounts (role, phase):
 
-    reserved    rollout, train, eval: the trainer's phases; sync: publishing weights; idle: the rest of the run
+    reserved    rollout, train, eval, explore: the trainer's phases; sync: publishing weights; idle: the rest of the run
     spot        rollout, explore, audit, eval: making samples; sync: the rest of a lease (loading weights, messages);
                 lost: work that must be repeated; idle: the rest of what is paid for
 
@@ -216,6 +216,7 @@ class Ledger:
             self._books.book("spot", "lost", lease.granted_s, self._now_s, lease.gpus)
         self._joined.clear()
         self._nodes.clear()
+        self._names_nodes = False
         self._leases.clear()
 
     def _paid_for(self) -> Iterable[_Paid]:

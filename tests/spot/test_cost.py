@@ -45,6 +45,20 @@ def test_reserved_gpus_are_paid_for_all_the_time_and_spot_from_joined_to_lost():
     assert cost.gpu_s == {Account("reserved", "idle"): 200, Account("spot", "idle"): 100}
 
 
+def test_a_run_that_goes_on_without_a_market_pays_for_its_workers_again():
+    events = [
+        event(0, "run_started"),
+        event(10, "node_came", node="n", gpus=2),
+        joined(15, "a"),
+        event(15, "run_started"),  # the earlier life was killed
+        joined(30, "b"),
+        lost(40, "b"),
+        joined(50, "c"),
+        event(55, "run_ended"),
+    ]
+    assert cost_of(events, prices=PRICES).spot_s == 2 * 5 + 10 + 5
+
+
 def test_nodes_are_paid_for_from_their_coming_to_their_going_and_groups_for_each_of_their_gpus():
     events = [
         event(0, "run_started"),
