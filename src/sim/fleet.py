@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from src.core.types import (
@@ -132,7 +132,6 @@ class _Node:
     gpus: tuple[Member, ...]
     noticed: bool = False
     ready: bool = False
-    workers: list[_Worker] = field(default_factory=list)
 
 
 FINGERPRINT = "virtual"
@@ -169,6 +168,7 @@ class VirtualFleet:
         self._workers: dict[str, _Worker] = {}
         self._lives: Counter[tuple[str, str, int]] = Counter()
         self._regroups: set[float] = set()  # when groups are formed anew
+        self._free_s: dict[Member, float] = {}  # from when on a GPU that was in a group may be in another
         reserved = [Member("reserved", slot, role="reserved") for slot in range(shape.reserved_gpus)]
         for group in _groups(reserved, shape):
             self._join(group)
@@ -260,6 +260,7 @@ class VirtualFleet:
         worker.run = None
         del self._workers[worker.name]
         self._coordinator.leave(worker.name, reason)
+        self._free_s |= dict.fromkeys(worker.gpus, self._timeline() + self._durations.regroup_s)
         self._regroup_after(self._durations.regroup_s)
 
     def _regroup_after(self, delay_s: float) -> None:
@@ -278,6 +279,7 @@ class VirtualFleet:
             if worker.gpus not in planned:
                 self._call_off(worker)
         busy = {gpu for worker in self._workers.values() for gpu in worker.gpus}
+        busy |= {gpu for gpu, free_s in self._free_s.items() if free_s > self._timeline()}
         for group in planned:
             if busy.isdisjoint(group):
                 self._join(group)

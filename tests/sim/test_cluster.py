@@ -163,6 +163,19 @@ def test_survivors_of_a_group_across_nodes_form_a_smaller_one(tmp_path, virtual)
     assert [(e["gpus"], e["time_s"]) for e in joined] == [(4, 0.0), (2, 9.0)]
 
 
+def test_idle_workers_take_as_long_to_form_other_groups_as_busy_ones(tmp_path, virtual):
+    trace = Trace(
+        name="scripted",
+        changes=(Change(0, "a", True), Change(10, "b", True), Change(100, "b", False)),
+        duration_s=1000.0,
+    )
+    cluster = virtual(market=Market(trace=trace, nodes=2, grace_s=10.0), degree=4, across_nodes=True)
+    cluster.timeline.advance(200.0)
+    joined = [e for e in read_jsonl(tmp_path / "events.jsonl") if e["kind"] == "worker_joined" and e["role"] == "spot"]
+    # b is ready at 70; then, and at its notice, groups take 3 s to form.
+    assert [(e["gpus"], e["time_s"]) for e in joined] == [(2, 0.0), (4, 73.0), (2, 103.0)]
+
+
 def test_a_run_is_the_same_however_fast_the_machine_is(tmp_path, virtual):
     logs = []
     for name in ("a", "b"):
