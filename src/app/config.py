@@ -157,7 +157,9 @@ def check(config: Config) -> None:
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
     geometry(config)
     build(config["planner"], "planner")
-    if not is_virtual(config):
+    if is_virtual(config):
+        _check_virtual(config)
+    else:
         cpus, there = config["cluster"]["cpus"], os.sched_getaffinity(0)
         if not set(cpus or ()) <= there:
             raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
@@ -166,6 +168,19 @@ def check(config: Config) -> None:
     build_market(config)
     build_ledger(config)
     _check_ranks(config)
+
+
+def _check_virtual(config: Config) -> None:
+    """Refuses what a job in one process, on a clock of its own, cannot do."""
+    if config["ckpt_path"] is not None:
+        raise ConfigError(f"ckpt_path={config['ckpt_path']}: a run on a virtual cluster cannot be gone on with")
+    if config["parallel"]["mesh"] is not None:
+        raise ConfigError("parallel must be single on a virtual cluster, where one process trains for all GPUs")
+    for key in ("hardware", "workload"):
+        if config[key] is None:
+            raise ConfigError(f"{key} must say what a virtual cluster stands for, got None (conf/{key} has some)")
+    with refusing("cluster.sp_degree"):
+        build(config["hardware"], "hardware").sp_speedup(config["cluster"]["sp_degree"])
 
 
 def _check_ranks(config: Config) -> None:

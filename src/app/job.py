@@ -63,7 +63,7 @@ def post_train(config: DictConfig) -> float | None:
         print(f"warning: {warning}", file=sys.stderr)
     terminal, stop = Terminal(plan), StopSignals()
     try:
-        with stop, _temporary(plan.folder / WEIGHTS_FOLDER), _fleet(plan) as fleet, Ranks(plan) as ranks, terminal:
+        with stop, temporary(plan.folder / WEIGHTS_FOLDER), _fleet(plan) as fleet, Ranks(plan) as ranks, terminal:
             ranks.send_start(fleet.start())
             _follow(fleet, ranks, terminal, stop)
             unfinished = terminal.iteration < plan.config["trainer"]["max_steps"]
@@ -281,7 +281,7 @@ def _fleet(plan: RunPlan) -> Fleet:
 
 
 @contextmanager
-def _temporary(folder: Path) -> Iterator[None]:
+def temporary(folder: Path) -> Iterator[None]:
     """Removes a folder in the end."""
     try:
         yield

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 Target = Annotated[dict[str, Any], Field(min_length=1)]
 """A section that is instantiated."""
 
@@ -91,7 +92,7 @@ class LocalCluster(Section):
     workers_per_node: Count
     spares: Whole
     respawn: bool
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+    device: Device
     threads: Count
     nice: Annotated[int, Field(ge=0, le=19)]
     cpus: list[Whole] | None
@@ -113,7 +114,7 @@ class VirtualCluster(Section):
     keeps_commits: bool
     reserved_explores: bool
     elastic: bool
-    device: str
+    device: Device
     threads: Count
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -21,7 +20,6 @@ from omegaconf import DictConfig
 from src.app.build import build_training
 from src.app.config import (
     Config,
-    ConfigError,
     build,
     build_ledger,
     build_market,
@@ -32,7 +30,7 @@ from src.app.config import (
 )
 from src.app.engine import RolloutEngine
 from src.app.errors import Interrupted
-from src.app.job import StopSignals, Terminal
+from src.app.job import StopSignals, Terminal, temporary
 from src.app.sampling import build_rank_engine, build_worker_engine
 from src.app.summary import five_lines
 from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
@@ -55,18 +53,15 @@ def post_train(config: DictConfig) -> float | None:
         Interrupted: SIGINT or SIGTERM.
     """
     plan = plan_run(config)
-    if plan.resume is not None:
-        raise ConfigError(f"ckpt_path={plan.resume}: a run on a virtual cluster cannot be gone on with")
     warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on settings that are chosen on purpose
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    with StopSignals() as stop, Terminal(plan) as terminal:
+    with StopSignals() as stop, temporary(plan.folder / WEIGHTS_FOLDER), Terminal(plan) as terminal:
         coordinator = train(plan.config, plan.folder, [_Following(terminal, stop)])
         terminal.show(coordinator.log.news(terminal.cursor))
         unfinished = bool(stop.name) and terminal.iteration < plan.config["trainer"]["max_steps"]
         status = "interrupted" if unfinished else "done"
         coordinator.record("run_ended", status=status, iteration=terminal.iteration)
         coordinator.shutdown()
-        shutil.rmtree(plan.folder / WEIGHTS_FOLDER)
     if unfinished:
         raise Interrupted(f"stopped by {stop.name}; a run on a virtual cluster cannot be gone on with")
     print(five_lines(terminal.summary, plan.folder))

@@ -221,6 +221,25 @@ def test_a_bad_market_is_refused_in_one_line_before_anything_starts(tmp_path, ov
     assert "\n" not in message
 
 
+BAD_VIRTUAL = {
+    "cluster.device=tpu": ["cluster.device", "got 'tpu'"],
+    "cluster.sp_degree=8": ["cluster.sp_degree", "within 1..4", "got 8"],
+    "cluster.gpus_per_node=0": ["cluster.gpus_per_node", "got 0"],
+    "parallel=ulysses": ["parallel", "single"],
+    "ckpt_path=last": ["ckpt_path=last", "cannot be gone on with"],
+    "~workload": ["workload"],
+}
+
+
+@pytest.mark.parametrize("override", BAD_VIRTUAL)
+def test_what_a_virtual_cluster_cannot_do_is_refused_in_one_line(tmp_path, override):
+    with pytest.raises(ConfigError) as refused:
+        configuration(tmp_path, *TINY, EXPLORED, "cluster=virtual", override)
+    message = str(refused.value)
+    assert [text for text in BAD_VIRTUAL[override] if text not in message] == []
+    assert "\n" not in message
+
+
 def test_the_market_decides_how_many_spot_workers_there_are(tmp_path):
     assert spot_places(configuration(tmp_path, *TINY, EXPLORED, "cluster.spot_workers=3")) == 3
     market = ("market=replay", "market.nodes=5", "cluster.workers_per_node=2")
