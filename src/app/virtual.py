@@ -174,7 +174,8 @@ class EngineSamples:
     """Real samples for a virtual cluster (`sim.fleet.Samples`), made in whole batches of the engine.
 
     A sample is a function of its request and the weights, whoever makes it and when. So what else is queued is made
-    together with what is asked for first, and what is dropped before is never made.
+    together with what is asked for first, and what nobody waits for any more is never made, though a virtual worker was
+    still at it.
 
     Args:
         rank: the engine of the model that is trained: it makes what is asked of its present weights.
@@ -186,6 +187,7 @@ class EngineSamples:
         self._worker = worker
         self._weights_root = weights_root
         self._held: PolicyVersion | None = None
+        self._open: set[RequestKey] = set()
         self._queued: dict[RequestKey, SampleRequest] = {}
         self._made: dict[RequestKey, SampleResult] = {}
 
@@ -193,18 +195,24 @@ class EngineSamples:
         """Takes what the scheduler is told."""
         match event:
             case m.Submit(requests):
+                self._open.update(request.key for request in requests)
                 self._queued.update((request.key, request) for request in requests)
             case m.Close(keys):
+                self._open.difference_update(keys)
                 for key in keys:
                     self._queued.pop(key, None)
                     self._made.pop(key, None)
 
     def make(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
-        if missing := [request for request in requests if request.key not in self._made]:
+        if missing := [request for request in requests if request.key not in self._made and self._is_wanted(request)]:
             batch = [*missing, *self._alike(missing)]
             results, _ = self._engine(batch[0]).serve(batch, "virtual")
             self._made.update((result.key, result) for result in results)
-        return [self._made.pop(request.key) for request in requests]
+        return [self._made.pop(request.key, _dropped(request)) for request in requests]
+
+    def _is_wanted(self, request: SampleRequest) -> bool:
+        """Held-out images are asked for past the scheduler."""
+        return request.key in self._open or request.key.kind is RequestKind.EVAL
 
     def _alike(self, missing: Sequence[SampleRequest]) -> list[SampleRequest]:
         """Queued requests that fill up the last batch."""
@@ -229,6 +237,11 @@ class EngineSamples:
             self._worker.load_weights(weights.folder_of(self._weights_root, policy))
             self._held = policy
         return self._worker
+
+
+def _dropped(request: SampleRequest) -> SampleResult:
+    """The scheduler rejects it, whatever it says."""
+    return SampleResult(request.key, "virtual", weights_checksum="", error="nobody waits for it")
 
 
 class _ToldScheduler(Scheduler):

@@ -150,6 +150,7 @@ class FreshExploration(pl.Callback):
             module.cluster.open_exploration(module.exploration(batch.iteration, batch.prompts))
             explored = explored_by_instance(module.cluster.close_exploration(wait_s=math.inf))
         module.offer(batch.iteration, explored, module.policy)
+        module.cluster.log_metrics(batch.iteration, {"explore/explored": sum(map(len, explored.values()))})
 
 
 def audit_requests(module: Explorable, batch: Batch) -> list[SampleRequest]:

@@ -6,10 +6,13 @@ import warnings
 
 import pytest
 
-from src.app.virtual import build_durations, rehearse, train
+from src.app.virtual import EngineSamples, build_durations, rehearse, train
 from src.core.events import read_jsonl
+from src.core.types import PolicyVersion, RequestKind, SampleResult
+from src.spot import messages as m
 from tests.app.processes import train as command
 from tests.app.runs import TINY, Run, assert_same_run, configuration, run_inline
+from tests.spot.fakes import requests
 
 SMALL = (*TINY, "callbacks.evaluate.every=2")
 CALM = ("market=none", "cluster.spot_nodes=2", "planner.seeds_per_prompt=8")
@@ -24,6 +27,39 @@ def run_virtual(folder, *overrides, how=train):
 
 def times(run):
     return {row["step"]: row["time_s"] for row in read_jsonl(run.folder / "metrics.jsonl")}
+
+
+class Batches:
+    """An engine that remembers the seeds of its batches."""
+
+    batch_size = 4
+
+    def __init__(self):
+        self.served = []
+
+    def load_weights(self, folder):
+        return folder.name
+
+    def serve(self, requests, worker):
+        self.served.append([request.key.seed for request in requests])
+        return [SampleResult(request.key, worker, "0.0", reward=1.0) for request in requests], None
+
+
+def test_samples_are_made_in_whole_batches_and_only_while_somebody_waits_for_them(tmp_path):
+    rank, worker = Batches(), Batches()
+    samples = EngineSamples(rank=rank, worker=worker, weights_root=tmp_path)
+    explores = requests(RequestKind.EXPLORE, 10, policy=PolicyVersion(0, 0), iteration=1)
+    samples.heard(m.Submit(explores))
+    for request in explores[:5]:
+        (result,) = samples.make([request])
+        assert (result.key, result.reward) == (request.key, 1.0)
+    assert worker.served == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    samples.heard(m.Close([request.key for request in explores]))
+    assert [result.error for result in samples.make(explores[5:])] == ["nobody waits for it"] * 5
+    assert worker.served == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    held_out = requests(RequestKind.EVAL, 2, policy=PolicyVersion(0, 0))
+    assert [result.reward for result in samples.make(held_out)] == [1.0, 1.0]
+    assert rank.served == [[0, 1]]
 
 
 def test_a_virtual_job_learns_what_a_real_one_learns(tmp_path):
@@ -58,6 +94,7 @@ def test_fresh_exploration_is_on_the_critical_path(tmp_path):
     assert times(sol_rl)[2] == pytest.approx(times(plain)[2] + 2 * exploring_s, rel=1e-6)
     assert [len(event["results"]) for event in sol_rl.events("explored")] == [24, 24]
     assert [event["version"] for event in sol_rl.events("explored")] == ["0.0", "0.1"]
+    assert sol_rl.metric("explore/explored") == [24, 24]
 
 
 def test_training_on_more_samples_takes_longer_in_proportion(tmp_path):
