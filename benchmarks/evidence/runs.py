@@ -151,10 +151,13 @@ KEPT = (
 
 
 def curve(metrics: Sequence[dict[str, Any]]) -> list[dict[str, float | None]]:
-    """What had been done, passed and paid at the end of each iteration that was evaluated, or timed."""
+    """What had been done, passed and paid at the end of each iteration that was evaluated, or timed.
+
+    The first row of a step is of its end; later ones may be of what was explored afterwards, on the critical path.
+    """
     by_step: dict[int, dict[str, Any]] = {}
     for row in metrics:
-        by_step.setdefault(row["step"], {}).update(row)
+        by_step[row["step"]] = {**row, **by_step.get(row["step"], {})}
     return [
         {
             "iteration": step,

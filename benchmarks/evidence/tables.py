@@ -30,7 +30,8 @@ def goals(baselines: Mapping[str, Sequence[Row]]) -> tuple[float, ...]:
 
 
 def effort_of(row: Row, target: float) -> Effort:
-    points = row["curve"][1:]
+    """From the start on, which is below all targets: the first evaluation may be above one already."""
+    points = row["curve"]
     return effort(
         seed=row["seed"],
         iterations=[point["iteration"] for point in points],

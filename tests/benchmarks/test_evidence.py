@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.evidence import systems
 from benchmarks.evidence.runs import Store, curve, planned, with_scores
-from benchmarks.evidence.tables import comparison, effort_table, figures, goals, plateau, ratio_table
+from benchmarks.evidence.tables import comparison, effort_of, effort_table, figures, goals, plateau, ratio_table
 from benchmarks.job import resolved
 
 RISE = [0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
@@ -46,6 +46,12 @@ def test_a_ratio_is_that_of_iterations_times_that_of_seconds():
     assert found.time.bound == "exact"
 
 
+def test_a_target_below_the_first_evaluation_is_reached_on_the_way_there():
+    early = effort_of(SLOW[0], 0.45)
+    assert early.reached
+    assert (early.iterations, early.seconds, early.usd) == pytest.approx((1.0, 100.0, 2.0))
+
+
 def test_a_baseline_with_a_market_is_compared_on_the_same_market():
     on_markets = [row("boost", seed=seed, trace=trace) for seed in (0, 1) for trace in ("calm", "rough")]
     assert comparison(on_markets, FAST, 0.6).pairs == 4
@@ -72,9 +78,10 @@ def test_a_curve_joins_what_was_logged_of_an_iteration():
         {"step": 1, "time_s": 9.0, "cost/usd": 2.0},
         {"step": 2, "time_s": 18.0, "cost/usd": 4.0},
         {"step": 2, "time_s": 19.0, "eval/reward": 0.6, "eval/judge": 0.7},
+        {"step": 2, "time_s": 30.0, "explore/requested": 32.0},  # by the next iteration, with fresh weights
     ]
     learnt = curve(metrics)
-    assert used(learnt) == [(0, 1.0, 0.0, 0.4), (2, 19.0, 4.0, 0.6)]
+    assert used(learnt) == [(0, 1.0, 0.0, 0.4), (2, 18.0, 4.0, 0.6)]
     timed = {"curve": curve([{"step": step, "time_s": 5.0 * step, "cost/usd": 1.0 * step} for step in (1, 2)])}
     assert used(with_scores(timed, {"curve": learnt})["curve"]) == [(0, 0.0, 0.0, 0.4), (2, 10.0, 2.0, 0.6)]
 
