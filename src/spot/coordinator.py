@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from src.core.clock import Clock, monotonic_s, wall_s
+from src.core.stats import mean
 from src.core.types import (
     Commit,
     Exploration,
@@ -230,8 +231,13 @@ class Coordinator:
         if self._exploring is not None:
             raise ValueError(f"exploration for iteration {self._exploring.iteration} is still open")
         self._exploring = OpenExploration(exploration)
-        prices = {f"{role}_usd_per_hour": self.log.usd_per_hour(role) for role in ("reserved", "spot")}
-        self.record("exploration_opened", **opening(exploration), **prices)
+        gpus = [joined.member.gpus for joined in self._members.values() if joined.member.role == "spot"]
+        self.record(
+            "exploration_opened",
+            **opening(exploration),
+            reserved_usd_per_hour=self.log.usd_per_hour("reserved"),
+            spot_usd_per_hour=self.log.usd_per_hour("spot") * (mean(gpus) if gpus else 1),
+        )
 
     @property
     def explores(self) -> Sequence[RequestKey]:

@@ -193,7 +193,7 @@ class Ledger:
         self._now_s = max(self._now_s, time_s)
 
     def usd_per_hour(self, role: str) -> float:
-        """The present price of all training GPUs together, or of one spot worker."""
+        """The present price of all training GPUs together, or of one spot GPU."""
         gpus = self._reserved_gpus if role == "reserved" else 1
         return gpus * self._prices.price_usd_per_gpu_hour(self._zone, role, self._now_s)
 

@@ -71,7 +71,7 @@ class RunLog:
         self._tell("metrics", row)
 
     def usd_per_hour(self, role: str) -> float:
-        """The present price of all training GPUs together, or of one spot worker; 0 if none is known."""
+        """The present price of all training GPUs together, or of one spot GPU; 0 if none is known."""
         return self._ledger.usd_per_hour(role) if self._ledger is not None else 0.0
 
     def has_news(self, cursor: int) -> bool:

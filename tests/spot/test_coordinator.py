@@ -8,10 +8,21 @@ from contextlib import contextmanager
 import pytest
 
 from src.core.events import read_jsonl
-from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
+from src.core.types import (
+    Exploration,
+    Member,
+    PolicyVersion,
+    Prompt,
+    RequestKind,
+    SampleResult,
+    SampleSpec,
+    WorkReport,
+)
 from src.spot import weights
 from src.spot.coordinator import Coordinator
+from src.spot.cost import Ledger
 from src.spot.members import Joined
+from src.spot.prices import FixedPrices
 from src.spot.scheduler import Scheduler
 from tests.spot.fakes import requests, saves
 
@@ -184,6 +195,20 @@ def test_results_are_kept_until_they_are_taken(coordinator):
     coordinator.push(worker, first.id, results(first, worker), REPORT)
     assert [result.reward for result in coordinator.close(keys[::-1])] == [3, 2, 1, 0]
     assert coordinator.close(keys) == []
+
+
+def test_the_price_of_a_worker_is_that_of_all_its_gpus(tmp_path, clock):
+    ledger = Ledger(prices=FixedPrices(reserved_usd_per_gpu_hour=10.0, spot_usd_per_gpu_hour=3.0), reserved_gpus=4)
+    prompts, spec = (Prompt(0, "a red circle"),), SampleSpec(4, (0, 1, 2))
+    with start(tmp_path, clock, ledger=ledger) as coordinator:
+        coordinator.publish(V0, "sum", 1, 0.0)
+        for iteration, gpus in ((1, 4), (2, 2)):  # a group of four, then one of two beside it
+            member = Member("n", iteration, gpus=gpus)
+            coordinator.join(Joined(member, pid=70, batch_size=2, fingerprint="fake"))
+            coordinator.open_exploration(Exploration("run", 0, iteration, prompts, 2, V0, spec))
+            coordinator.close_exploration()
+    opened = [event for event in events(tmp_path) if event["kind"] == "exploration_opened"]
+    assert [(e["reserved_usd_per_hour"], e["spot_usd_per_hour"]) for e in opened] == [(40.0, 12.0), (40.0, 9.0)]
 
 
 def test_frozen_workers_are_reported_with_their_process(clock, coordinator):
