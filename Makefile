@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 RUN ?= $(patsubst %/events.jsonl,%,$(firstword $(shell ls -t outputs/*/*/events.jsonl outputs/*/*/*/events.jsonl 2>/dev/null)))
 
 help: ## Show this list.
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Create .venv and install the pinned requirements; does nothing if they are there.
 

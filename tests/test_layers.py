@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "src.parallel": ("src.core", "src.models"),
     "src.rl": ("src.core", "src.models", "src.tasks"),
     "src.spot": ("src.core",),
-    "src.sim": ("src.core", "src.spot", "src.parallel.plan", "src.rl.geometry"),
+    "src.sim": ("src.core", "src.spot", "src.parallel.plan"),
     "src.report": ("src.core", "src.spot.cost", "src.spot.prices"),
     "src.pretrain": ("src.core", "src.models", "src.tasks", "src.rl.rewards"),
     "src.app": (
