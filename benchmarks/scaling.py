@@ -45,12 +45,13 @@ class Seconds:
     publish_s: float = 0.5
     load_s: float = 0.5
     regroup_s: float = 1.5
+    commit_s: float = 0.0
     start_s: float = 10.0
 
     def denoise_s(self, samples: int, steps: int, degree: int) -> float:
         return 1.25 * steps
 
-    def finish_s(self, samples: int) -> float:
+    def finish_s(self, samples: int, degree: int) -> float:
         return 0.5
 
     def train_s(self) -> float:

@@ -6,19 +6,21 @@ seeds learn alike on any cluster: they share one run, and only its iterations ar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence.systems import System
 from benchmarks.job import quiet, resolved
 from benchmarks.output import say
-from src.app.config import build_ledger
+from src.app.config import Config, build_ledger
 from src.app.summary import summarise
 from src.app.virtual import rehearse, train
 from src.core.clock import monotonic_s
@@ -47,9 +49,15 @@ class Run:
     trace: str
     """File of the market's trace; empty for GPUs that are always there."""
 
-    @property
+    @cached_property
+    def config(self) -> Config:
+        return resolved(self.all_overrides)
+
+    @cached_property
     def key(self) -> str:
-        return json.dumps(vars(self))
+        """Of all that is configured, hardware and prices included; where it is kept and shown apart."""
+        decisive = {name: value for name, value in self.config.items() if name not in ("paths", "logger")}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def all_overrides(self) -> list[str]:
@@ -121,25 +129,25 @@ def execute(run: Run, *, learn: bool = True) -> dict[str, Any]:
     """
     quiet()
     started_s = monotonic_s()
-    config = resolved(run.all_overrides)
+    config = run.config
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (train if learn else rehearse)(config, folder).shutdown()
         events, metrics = list(read_jsonl(folder / "events.jsonl")), list(read_jsonl(folder / "metrics.jsonl"))
     summary = summarise(events, metrics, ledger=build_ledger(config))
     return {
-        **vars(run),
+        **{each.name: getattr(run, each.name) for each in fields(run)},
         "key": run.key,
         "learnt": learn,
         "curve": curve(metrics),
         "explored": [row["explore/explored"] for row in metrics if "explore/explored" in row],
+        "preemptions": sum(event["kind"] == "node_went" for event in events),
         **{name: summary[name] for name in KEPT},
         "took_s": monotonic_s() - started_s,
     }
 
 
 KEPT = (
-    "preemptions",
     "lost_steps",
     "lost_usd",
     "reserved_utilisation",

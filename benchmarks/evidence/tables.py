@@ -89,7 +89,7 @@ def effort_table(systems: Mapping[str, Sequence[Row]], baselines: Sequence[str])
     wanted = goals({name: systems[name] for name in baselines})
     head = " | ".join(f"h and usd to {share:.0%}" for share in SHARES)
     lines = [
-        f"| system | lr | runs | plateau | s per iteration | {head} | preemptions | explored per iteration | "
+        f"| system | lr | runs | plateau | s per iteration | {head} | node preemptions | explored per iteration | "
         "spot busy | lost usd |",
         "|---|---|---|---|---|" + "---|" * len(SHARES) + "---|---|---|---|",
     ]

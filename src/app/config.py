@@ -179,6 +179,8 @@ def _check_virtual(config: Config) -> None:
     for key in ("hardware", "workload"):
         if config[key] is None:
             raise ConfigError(f"{key} must say what a virtual cluster stands for, got None (conf/{key} has some)")
+    if config["model"]["load"]:
+        raise ConfigError(f"model.path={config['model']['path']}: a virtual cluster trains a tiny model in its place")
     with refusing("cluster.sp_degree"):
         build(config["hardware"], "hardware").sp_speedup(config["cluster"]["sp_degree"])
 

@@ -97,8 +97,12 @@ class Cluster(Protocol):
         Returns when they can be pulled; waits for no worker.
         """
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Queues requests for the workers and returns at once."""
+    def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
+        """Queues requests for the workers and returns at once.
+
+        Args:
+            behind_rollouts: not before the next rollouts are queued, so that no worker is busy when they come.
+        """
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         """Queues requests, serves them too, and returns one result each in the order given when all are done.
@@ -109,8 +113,12 @@ class Cluster(Protocol):
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         """Ends the submitted requests: returns what has come within `wait_s` seconds; the rest is dropped."""
 
-    def open_exploration(self, exploration: Exploration) -> None:
-        """From now on the planner decides which seeds of it the workers explore; returns at once."""
+    def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
+        """From now on the planner decides which seeds of it the workers explore; returns at once.
+
+        Args:
+            behind_rollouts: see `submit`.
+        """
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
         """Ends the exploration that is open, if any: returns what has come within `wait_s` seconds, in the order in

@@ -114,9 +114,9 @@ class RankCluster:
             self._engine.weights_changed()
         self._hear(lambda cluster: cluster.publish(version, save))  # nobody serves before it can be pulled
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
+    def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
         if self._speaker is not None:
-            self._speaker.submit(requests)
+            self._speaker.submit(requests, behind_rollouts=behind_rollouts)
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         """Each group of ranks sees to its share of the requests (helped by whoever is idle); all get all results."""
@@ -135,9 +135,9 @@ class RankCluster:
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         return self._hear(lambda cluster: cluster.close(requests, wait_s=wait_s))
 
-    def open_exploration(self, exploration: Exploration) -> None:
+    def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
         if self._speaker is not None:
-            self._speaker.open_exploration(exploration)
+            self._speaker.open_exploration(exploration, behind_rollouts=behind_rollouts)
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
         return self._hear(lambda cluster: cluster.close_exploration(wait_s=wait_s))

@@ -50,8 +50,8 @@ class VirtualCluster:
         old = self._coordinator.publish(version, published.checksum, published.bytes, self._durations.publish_s)
         weights.remove(self._weights_root, old)
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._coordinator.submit(requests)
+    def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
+        self._coordinator.submit(requests, behind_rollouts=behind_rollouts)
         self._fleet.start_granted()
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
@@ -67,8 +67,8 @@ class VirtualCluster:
         self._timeline.run(self._completion(keys), at_most_s=wait_s)
         return self._coordinator.close(keys)
 
-    def open_exploration(self, exploration: Exploration) -> None:
-        self._coordinator.open_exploration(exploration)
+    def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
+        self._coordinator.open_exploration(exploration, behind_rollouts=behind_rollouts)
         self._fleet.start_granted()
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:

@@ -54,7 +54,11 @@ class Durations(Protocol):
     def denoise_s(self, samples: int, steps: int, degree: int) -> float:
         """A group of `degree` GPUs denoises so many samples over so many steps."""
 
-    def finish_s(self, samples: int) -> float:
+    @property
+    def commit_s(self) -> float:
+        """A worker hands over where it stands."""
+
+    def finish_s(self, samples: int, degree: int) -> float:
         """It decodes and scores them."""
 
     def train_s(self) -> float:
@@ -201,7 +205,8 @@ class VirtualFleet:
             run.denoise_s += step_s
             self._timeline.after(delay_s + step_s, lambda: self._stepped(worker, run))
         else:
-            self._timeline.after(delay_s + self._durations.finish_s(count), lambda: self._finished(worker, run))
+            finish_s = self._durations.finish_s(count, len(worker.gpus))
+            self._timeline.after(delay_s + finish_s, lambda: self._finished(worker, run))
 
     def _stepped(self, worker: _Worker, run: _Run) -> None:
         if worker.run is not run:
@@ -216,7 +221,7 @@ class VirtualFleet:
             self._coordinator.push(worker.name, run.lease.id, (), _NOTHING)
             self._leave(worker, "left")
         else:
-            self._next_step(worker, run)
+            self._next_step(worker, run, self._durations.commit_s if commits else 0.0)
         self.start_granted()
 
     def _finished(self, worker: _Worker, run: _Run) -> None:
@@ -225,7 +230,7 @@ class VirtualFleet:
         lease, count = run.lease, len(run.lease.requests)
         report = WorkReport(
             denoise_s=run.denoise_s,
-            decode_s=self._durations.finish_s(count),
+            decode_s=self._durations.finish_s(count, len(worker.gpus)),
             score_s=0.0,
             steps=count * (run.step - lease.step),
         )

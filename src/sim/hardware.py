@@ -74,8 +74,6 @@ class Hardware:
     """A worker takes them."""
     regroup: Annotated[Figure, "s"]
     """Survivors of a group form a new one."""
-    sibling_copy: Annotated[Figure, "s"]
-    """A joiner takes all weights from a GPU of its node."""
     cold_start: Annotated[Figure, "s"]
     """A new process until its first forward pass: imports, model, weights, group."""
     commit: Annotated[Figure, "s"]
@@ -126,10 +124,6 @@ class Hardware:
     @property
     def regroup_s(self) -> float:
         return self.regroup.value
-
-    @property
-    def sibling_copy_s(self) -> float:
-        return self.sibling_copy.value
 
     @property
     def cold_start_s(self) -> float:

@@ -92,7 +92,8 @@ class SyntheticJob:
             version = PolicyVersion(cluster.incarnation, iteration)
             cluster.publish(version, lambda folder, version=version: _save(folder, version))  # type: ignore[misc]
             if self.explores and iteration + 1 < self.iterations:
-                cluster.open_exploration(self._exploration(cluster.run, iteration + 1, version))
+                ahead = self._exploration(cluster.run, iteration + 1, version)
+                cluster.open_exploration(ahead, behind_rollouts=True)
             requests = self._rollouts(cluster.run, version, explored)
             with cluster.phase("rollout", iteration):
                 cluster.collect(requests)

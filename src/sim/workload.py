@@ -131,8 +131,13 @@ class WorkDurations:
     def denoise_s(self, samples: int, steps: int, degree: int) -> float:
         return self.workload.denoise_s(samples, steps, degree=degree)
 
-    def finish_s(self, samples: int) -> float:
-        return self.workload.decode_score_s(samples)
+    @property
+    def commit_s(self) -> float:
+        return self.workload.hardware.commit_s
+
+    def finish_s(self, samples: int, degree: int) -> float:
+        """The GPUs of a group share the images out."""
+        return self.workload.decode_score_s(samples) / degree
 
     def train_s(self) -> float:
         """Groups without contrast are charged for, too, though no gradient is computed for them."""

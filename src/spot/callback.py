@@ -49,7 +49,7 @@ class Race:
     wait_s = 0.0
 
     def start(self, module: Explorable, iteration: int, prompts: Sequence[Prompt]) -> None:
-        module.cluster.open_exploration(module.exploration(iteration, prompts))
+        module.cluster.open_exploration(module.exploration(iteration, prompts), behind_rollouts=True)
 
     def finish(self, module: Explorable) -> ExploredByInstance:
         return explored_by_instance(module.cluster.close_exploration(wait_s=self.wait_s))
@@ -113,7 +113,7 @@ class SpotExploration(pl.Callback):
         with self._watch.phase("publish"):
             module.publish()
         self._audits = audit_requests(module, batch) if self._workers else []
-        module.cluster.submit(self._audits)
+        module.cluster.submit(self._audits, behind_rollouts=True)
         if self._workers and batch.next_prompts:
             self._sync.start(module, batch.iteration + 1, batch.next_prompts)
 

@@ -108,8 +108,8 @@ class RayCluster:
         old = call(self._host.publish, version, published.checksum, published.bytes, publish_s)
         weights.remove(self._weights_root, old)
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
-        call(self._host.submit, requests)
+    def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
+        call(self._host.submit, requests, behind_rollouts)
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         self.submit(requests)
@@ -123,8 +123,8 @@ class RayCluster:
         results: list[SampleResult] = call(self._host.close, [request.key for request in requests], wait_s)
         return results
 
-    def open_exploration(self, exploration: Exploration) -> None:
-        call(self._host.open_exploration, exploration)
+    def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
+        call(self._host.open_exploration, exploration, behind_rollouts)
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
         results: list[SampleResult] = call(self._host.close_exploration, wait_s)

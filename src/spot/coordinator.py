@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,8 @@ class Coordinator:
         self._staff: int | None = None
         self._results: dict[RequestKey, SampleResult] = {}
         self._retired: list[PolicyVersion] = []
+        self._behind_rollouts: list[Callable[[], None]] = []
+        """What waits until rollouts are queued."""
         self.record(
             "run_started",
             run=run,
@@ -198,6 +201,7 @@ class Coordinator:
 
     def publish(self, version: PolicyVersion, checksum: str, size_bytes: int, publish_s: float) -> list[PolicyVersion]:
         """Policy `version` can be pulled from now on; returns those whose weights may be deleted."""
+        self._behind_rollouts.clear()  # for an older policy
         self._do(m.Publish(version, checksum))
         self.record(
             "policy_published",
@@ -209,12 +213,19 @@ class Coordinator:
         retired, self._retired = self._retired, []
         return retired
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
+    def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
+        if behind_rollouts:
+            self._behind_rollouts.append(partial(self.submit, requests))
+            return
         event = m.Submit(requests)
         actions = self._scheduler.handle(self.now(), event)
         for (kind, iteration), count in Counter((r.key.kind, r.key.iteration) for r in requests).items():
             self._log("submitted", **_batch(kind, iteration), count=count)
         self._apply(actions)
+        if any(request.key.kind is RequestKind.ROLLOUT for request in requests):
+            behind, self._behind_rollouts = self._behind_rollouts, []
+            for follow in behind:
+                follow()
 
     def complete(self, keys: Iterable[RequestKey]) -> bool:
         """Whether every key has its result."""
@@ -226,8 +237,11 @@ class Coordinator:
         self._do(m.Close(keys))
         return results
 
-    def open_exploration(self, exploration: Exploration) -> None:
+    def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
         """From now on the planner may ask for seeds."""
+        if behind_rollouts:
+            self._behind_rollouts.append(partial(self.open_exploration, exploration))
+            return
         if self._exploring is not None:
             raise ValueError(f"exploration for iteration {self._exploring.iteration} is still open")
         self._exploring = OpenExploration(exploration)

@@ -109,8 +109,8 @@ class Host:
     ) -> list[PolicyVersion]:
         return self._coordinator.publish(version, checksum, size_bytes, publish_s)
 
-    async def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._coordinator.submit(requests)
+    async def submit(self, requests: Sequence[SampleRequest], behind_rollouts: bool = False) -> None:
+        self._coordinator.submit(requests, behind_rollouts=behind_rollouts)
         self._wake()
 
     async def close(self, keys: Sequence[RequestKey], wait_s: float) -> list[SampleResult]:
@@ -122,8 +122,8 @@ class Host:
             coordinator.give_up(keys)
         return coordinator.close(keys)
 
-    async def open_exploration(self, exploration: Exploration) -> None:
-        self._coordinator.open_exploration(exploration)
+    async def open_exploration(self, exploration: Exploration, behind_rollouts: bool) -> None:
+        self._coordinator.open_exploration(exploration, behind_rollouts=behind_rollouts)
         self._wake()
 
     async def close_exploration(self, wait_s: float) -> list[SampleResult]:

@@ -69,8 +69,8 @@ class InlineCluster:
         old = self._coordinator.publish(version, published.checksum, published.bytes, publish_s)
         weights.remove(self._weights_root, old)
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._coordinator.submit(requests)
+    def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
+        self._coordinator.submit(requests, behind_rollouts=behind_rollouts)
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         self.submit(requests)
@@ -84,8 +84,8 @@ class InlineCluster:
         self._serve_until(lambda: self._coordinator.complete(keys))
         return self._coordinator.close(keys)
 
-    def open_exploration(self, exploration: Exploration) -> None:
-        self._coordinator.open_exploration(exploration)
+    def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
+        self._coordinator.open_exploration(exploration, behind_rollouts=behind_rollouts)
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
         self._serve_until(lambda: self._coordinator.complete(self._coordinator.explores))

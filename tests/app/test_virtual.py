@@ -90,7 +90,7 @@ def test_fresh_exploration_is_on_the_critical_path(tmp_path):
     sol_rl = run_virtual(tmp_path / "sol_rl", "system=sol_rl", *SMALL, "planner.seeds_per_prompt=8")
     plain = run_virtual(tmp_path / "plain", "system=flow_grpo", *SMALL)
     durations = build_durations(configuration(tmp_path, "system=sol_rl", *SMALL))
-    exploring_s = (durations.denoise_s(1, 3, 1) + durations.finish_s(1)) * 3 * 8 / 4
+    exploring_s = (durations.denoise_s(1, 3, 1) + durations.finish_s(1, 1) + 3 * durations.commit_s) * 3 * 8 / 4
     assert times(sol_rl)[2] == pytest.approx(times(plain)[2] + 2 * exploring_s, rel=1e-6)
     assert [len(event["results"]) for event in sol_rl.events("explored")] == [24, 24]
     assert [event["version"] for event in sol_rl.events("explored")] == ["0.0", "0.1"]

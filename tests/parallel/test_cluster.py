@@ -74,7 +74,7 @@ class LoggingCluster:
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
         self.log.append(f"publish {version}")
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
+    def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
         self.log.append("submit")
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
@@ -84,7 +84,7 @@ class LoggingCluster:
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         return [SampleResult(each.key, "spot", "checksum", 0.5) for each in requests]
 
-    def open_exploration(self, exploration: Exploration) -> None:
+    def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
         self.log.append(f"open {exploration.iteration}")
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:

@@ -23,13 +23,14 @@ class Round:
     publish_s: float = 2.0
     load_s: float = 1.0
     regroup_s: float = 3.0
+    commit_s: float = 0.0
     start_s: float = 60.0
 
     def denoise_s(self, samples: int, steps: int, degree: int) -> float:
         return samples * steps / degree
 
-    def finish_s(self, samples: int) -> float:
-        return 0.5 * samples
+    def finish_s(self, samples: int, degree: int) -> float:
+        return 0.5 * samples / degree
 
     def train_s(self) -> float:
         return 40.0

@@ -24,7 +24,6 @@ VALUES = {
     "publish": 1.0,
     "load": 2.0,
     "regroup": 3.0,
-    "sibling_copy": 4.0,
     "cold_start": 100.0,
     "commit": 0.125,
 }

@@ -46,7 +46,7 @@ def test_the_other_operations_take_their_figure():
     hardware = made()
     assert hardware.decode_score_s(6) == 1.5
     assert (hardware.publish_s, hardware.load_s, hardware.regroup_s) == (1.0, 2.0, 3.0)
-    assert (hardware.sibling_copy_s, hardware.cold_start_s, hardware.commit_s) == (4.0, 100.0, 0.125)
+    assert (hardware.cold_start_s, hardware.commit_s) == (100.0, 0.125)
 
 
 def test_scaling_moves_the_named_figures_alone_and_keeps_their_sources():

@@ -279,3 +279,27 @@ def test_a_reader_that_lags_far_behind_misses_the_oldest_news(coordinator):
     news = coordinator.log.news(1)
     assert [row["index"] for row in news.metrics] == list(range(10, 20_010))
     assert news.cursor == 20_011
+
+
+def test_what_is_to_be_behind_rollouts_waits_for_them_and_is_forgotten_with_its_policy(tmp_path, coordinator):
+    worker = join(coordinator, 0)
+    coordinator.publish(V0, "sum", 1, 0.0)
+    coordinator.pull(worker)
+    coordinator.submit(requests(RequestKind.AUDIT, 2, policy=V0), behind_rollouts=True)
+    ahead = Exploration("run", 0, 1, (Prompt(0, "a red circle"),), 2, V0, SampleSpec(4, (0, 1, 2)))
+    coordinator.open_exploration(ahead, behind_rollouts=True)
+    assert not coordinator.granted
+    coordinator.submit(requests(RequestKind.ROLLOUT, 2, policy=V0))
+    assert coordinator.granted[worker].kind is RequestKind.ROLLOUT
+    kinds = [e["request_kind"] for e in events(tmp_path) if e["kind"] == "submitted"]
+    assert kinds == ["rollout", "audit"]
+    assert [e["kind"] for e in events(tmp_path)].count("exploration_opened") == 1
+
+    coordinator.close(
+        [r.key for kind in (RequestKind.ROLLOUT, RequestKind.AUDIT) for r in requests(kind, 2, policy=V0)]
+    )
+    coordinator.submit(requests(RequestKind.AUDIT, 2, policy=V0, first=9), behind_rollouts=True)
+    V1 = PolicyVersion(0, 1)
+    coordinator.publish(V1, "new", 1, 0.0)
+    coordinator.submit(requests(RequestKind.ROLLOUT, 2, policy=V1, iteration=1))
+    assert [e["request_kind"] for e in events(tmp_path) if e["kind"] == "submitted"] == [*kinds, "rollout"]
