@@ -73,3 +73,25 @@ def test_selection_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -
     assert {"spearman_stale", "variance_share_stale", "variance_share_random"} <= found["ranking"].keys()
     starts = [curve[0]["reward"]["mean"] for curve in found["curves"].values()]
     assert len(set(starts)) == 1  # the same model on the same held-out prompts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_market_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    found = line_of("benchmarks.market", "--quick", "--out", str(tmp_path))
+    assert (tmp_path / "results.jsonl").read_text("utf-8").count("\n") == 3
+    assert line_of("benchmarks.market", "--quick", "--out", str(tmp_path)) == found
+    assert found["problems"] == []
+    assert found["arms"].keys() == {"undisturbed", "market", "market_random"}
+    assert found["arms"]["market_random"]["seeds_explored"]["mean"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_overhead_compares_exploring_and_idle_spot_workers() -> None:
+    found = line_of("benchmarks.overhead", "--quick")
+    assert found["exploration_overhead_ratio"] > 0
+    assert found["exploring"]["seeds_explored"] > 0
+    assert found["idle"]["seeds_explored"] == 0
+    assert found["idle"]["spot_idle_share"] == 1
+    assert found["exploring"]["spot_idle_share"] < 1

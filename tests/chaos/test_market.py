@@ -9,10 +9,10 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.conservation import account
 from tests.app.processes import JOB, events, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -38,23 +38,6 @@ def dense_trace(path: Path, *, until_s: float = 900.0) -> Path:
     return path
 
 
-def check_losses(log: list[dict[str, Any]]) -> Counter[str]:
-    """Every lease that was lost goes on where it was committed, or its exploration had been cut off. Returns how many
-    were lost, resumed, and denoising steps repeated."""
-    start = {e["lease"]: e["step"] for e in log if e["kind"] == "lease_resumed"}
-    figures: Counter[str] = Counter()
-    for lost in (e for e in log if e["kind"] == "lease_lost" and e["count"]):
-        assert 0 <= lost["lost_steps"] <= COMMIT_EVERY * lost["count"]
-        kept, rest = divmod(lost["committed_steps"], lost["count"])
-        heirs = [e for e in log if e["kind"] == "lease_resumed" and lost["lease"] in e["after"]]
-        step = start.get(lost["lease"], 0) + kept
-        assert rest == 0
-        assert heirs or step == 0
-        assert all(heir["step"] == step for heir in heirs)
-        figures += Counter(lost=1, resumed=bool(heirs), repeated_steps=lost["lost_steps"], kept=lost["committed_steps"])
-    return figures
-
-
 def test_a_run_on_a_dense_market_loses_nothing(tmp_path: Path) -> None:
     trace = dense_trace(tmp_path / "dense.csv")
     market = ["market=replay", f"market.trace={trace}", f"market.nodes={NODES}", "market.time_scale=1"]
@@ -64,16 +47,17 @@ def test_a_run_on_a_dense_market_loses_nothing(tmp_path: Path) -> None:
     done = train(folder, *JOB, *batch, *market, *cluster, "callbacks.evaluate.every=12", timeout_s=800)
     assert done.returncode == 0, done.stderr
     log = events(folder)
-    figures = check_losses(log)
+    found = account(log, commit_every=COMMIT_EVERY)
     summary = json.loads((folder / "summary.json").read_text())
     reasons = Counter(e["reason"] for e in log if e["kind"] == "worker_lost")
     starts = [e["start_s"] for e in log if e["kind"] == "lease_granted" and "start_s" in e and "spot" in e["worker"]]
-    print(f"{dict(reasons)} {dict(figures)}, {summary['wall_s']:.0f} s, first leases after {sorted(starts)} s")
+    print(f"{dict(reasons)} {found}, {summary['wall_s']:.0f} s, first leases after {sorted(starts)} s")
 
+    assert found.problems == ()
     assert summary["preemptions"] >= 3
     assert reasons["killed"] == 0  # everybody had notice
     assert summary["failed_samples"] == 0
-    assert summary["lost_steps"] == figures["repeated_steps"]
+    assert summary["lost_steps"] == found.repeated_steps
     for event in (e for e in log if e["kind"] == "explored"):  # debug=fast waits for all
         assert Counter((row["instance"], row["seed"]) for row in event["results"]).most_common(1)[0][1] == 1
         assert len(event["results"]) == 3 * 128

@@ -1,0 +1,186 @@
+"""What exploration costs the trainer: seconds of an iteration with spot workers that explore, and with idle ones.
+
+python -m benchmarks.overhead
+
+Whole jobs of experiment=tiny_text (rank, coordinator, Ray and spot workers as `train.py` starts them), alternately with
+planner=fixed and planner=none. The rank has core 0 for itself, the spot workers core 1; Ray and coordinator run where
+there is room. Spot workers get no rollouts here, in either arm: the trainer makes all of them alone, so that an
+iteration's time is that of its critical path and nothing that exploring workers fail to help with.
+
+An iteration lasts from one rollout's start to the next one's: rollout, updates, publication and callbacks. Evaluation
+and checkpoints, which both arms have alike, are left out; so are the first iterations of each job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import yaml
+
+from benchmarks.job import resolved
+from benchmarks.output import print_figures, say
+from src.app.config import Config, RunPlan, build
+from src.app.job import Ranks, make_engine
+from src.core.clock import sleep_s
+from src.core.events import read_jsonl
+from src.core.types import RequestKind
+from src.spot.coordinator import Coordinator
+from src.spot.fleet import Fleet
+from src.spot.members import Introduction, Joined
+from src.spot.process import WorkerSettings
+from src.spot.scheduler import Scheduler
+
+RANK_CORES, SPOT_CORES = (0,), (1,)
+WARM_UP = 4
+"""First iterations of a job that are left out: nothing is explored before the first, and batches and caches warm up."""
+QUICK = ("data.prompts_per_iteration=2", "algo.group_size=4")
+ARMS = {"exploring": "planner=fixed", "idle": "planner=none"}
+
+
+class ExploringOnly(Coordinator):
+    """Lets spot workers explore and audit, and nothing else."""
+
+    def join(self, joined: Joined) -> Introduction:
+        if joined.member.role == "spot":
+            joined = replace(joined, kinds=frozenset({RequestKind.EXPLORE, RequestKind.AUDIT}))
+        return super().join(joined)
+
+
+def make_coordinator(config: Config, folder: Path) -> Coordinator:
+    """In its own process."""
+    scheduler = Scheduler(lease_target_s=config["cluster"]["lease_target_s"])
+    planner = build(config["planner"], "planner")
+    return ExploringOnly(run=folder.name, folder=folder, scheduler=scheduler, planner=planner)
+
+
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """What is started meanwhile stays on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def train(plan: RunPlan) -> None:
+    """Runs a job to its end. Raises what its rank fails with."""
+    cluster = plan.config["cluster"]
+    fleet = Fleet(
+        coordinator=partial(make_coordinator, plan.config, plan.folder),
+        engine=partial(make_engine, plan.config),
+        settings=WorkerSettings(
+            niceness=cluster["nice"], cpus=SPOT_CORES, threads=cluster["threads"], commit_every=cluster["commit_every"]
+        ),
+        spot_workers=cluster["spot_workers"],
+    )
+    with fleet, ExitStack() as stack:
+        with on_cores(RANK_CORES):
+            ranks = stack.enter_context(Ranks(plan))
+        ranks.send_start(fleet.start())
+        while ranks.running():
+            fleet.check()
+            sleep_s(0.2)
+        if failure := ranks.failure():
+            raise failure
+
+
+def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Seconds of each iteration but for the first ones, and how busy the spot workers were meanwhile."""
+    last = WARM_UP + iterations + 1
+    with tempfile.TemporaryDirectory() as folder:
+        config = resolved(
+            [
+                "experiment=tiny_text",
+                f"trainer.max_steps={last}",
+                f"callbacks.evaluate.every={last}",
+                f"callbacks.checkpoint.every={last}",
+                ARMS[arm],
+                *overrides,
+            ]
+        )
+        (Path(folder) / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        train(RunPlan(config, Path(folder)))
+        log = list(read_jsonl(Path(folder) / "events.jsonl"))
+    phases = [event for event in log if event["kind"] == "phase"]
+    starts = [event["start_s"] for event in phases if event["name"] == "rollout"][WARM_UP:]
+    seconds = {
+        name: [e["end_s"] - e["start_s"] for e in phases if e["name"] == name][WARM_UP:-1]
+        for name in ("rollout", "train")
+    }
+    served = [
+        event["denoise_s"] + event["decode_s"] + event["score_s"]
+        for event in log
+        if event["kind"] == "lease_done"
+        and event["request_kind"] in ("explore", "audit")
+        and starts[0] <= event["time_s"] <= starts[-1]
+    ]
+    workers = config["cluster"]["spot_workers"]
+    return {
+        "iteration": [later - earlier for earlier, later in pairwise(starts)],
+        **seconds,
+        "idle_share": 1 - sum(served) / (workers * (starts[-1] - starts[0])),
+        "explored": sum(len(event["results"]) for event in log if event["kind"] == "explored"),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides of experiment=tiny_text")
+    parser.add_argument("--iterations", type=int, default=20, help="that count, per job")
+    parser.add_argument("--pairs", type=int, default=3, help="jobs per arm")
+    parser.add_argument("--quick", action="store_true", help="a few tiny iterations: a test")
+    options = parser.parse_args(arguments)
+    iterations, pairs = (3, 1) if options.quick else (options.iterations, options.pairs)
+    overrides = [*(QUICK if options.quick else ()), *options.overrides]
+    jobs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    for pair in range(pairs):
+        for arm in ARMS if pair % 2 == 0 else reversed(ARMS):
+            job = measure(arm, iterations, overrides)
+            jobs[arm].append(job)
+            say(f"{arm}: {median(job['iteration']):.3f} s, spot workers idle {job['idle_share']:.0%}")
+    print_figures("overhead", figures(jobs))
+
+
+def figures(jobs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    by_pair = [
+        median(exploring["iteration"]) / median(idle["iteration"])
+        for exploring, idle in zip(jobs["exploring"], jobs["idle"], strict=True)
+    ]
+    return {
+        **{arm: arm_figures(of_arm) for arm, of_arm in jobs.items()},
+        "exploration_overhead_ratio": _median(jobs["exploring"]) / _median(jobs["idle"]),
+        "exploration_overhead_ratio_by_pair": by_pair,
+    }
+
+
+def arm_figures(of_arm: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    every = [seconds for job in of_arm for seconds in job["iteration"]]
+    low, _, high = quantiles(every, n=4, method="inclusive")
+    return {
+        "iterations": len(every),
+        "iteration_s": {"median": _median(of_arm), "low": low, "high": high},
+        "rollout_s": _median(of_arm, "rollout"),
+        "train_s": _median(of_arm, "train"),
+        "spot_idle_share": median(job["idle_share"] for job in of_arm),
+        "seeds_explored": sum(job["explored"] for job in of_arm),
+    }
+
+
+def _median(of_arm: Sequence[dict[str, Any]], name: str = "iteration") -> float:
+    return float(median(seconds for job in of_arm for seconds in job[name]))
+
+
+if __name__ == "__main__":
+    main()
