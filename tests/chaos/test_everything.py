@@ -86,15 +86,18 @@ class Chaos:
         self._log = Follower(folder)
         self._planned = plan(seed)
         self._draw = random.Random(f"victims {seed}")
+        self.dealt: Counter[str] = Counter()
+        self.woken = 0
+
+    def begin(self) -> None:
+        """A life begins; whatever is known of the one before is forgotten."""
+        self._log.fresh()
         self._pids: dict[str, int] = {}
         self._workers: set[str] = set()  # spot workers that are alive, awake and have had work
         self._stopped: set[str] = set()
         self._paused: list[tuple[float, str]] = []  # when to wake whom
-        self._rank = 0
         self._iteration = -1
         self._since_s = 0.0
-        self.dealt: Counter[str] = Counter()
-        self.woken = 0
 
     def step(self, scratch: Path) -> str | None:
         """Deals what is due; returns `rank` or `coordinator` if that was killed."""
@@ -109,22 +112,17 @@ class Chaos:
             if blow.what not in JOB_ENDS and not self._workers:
                 return None  # somebody will come
             self._planned.popleft()
-            self.dealt[blow.what] += self._deal(blow.what, scratch, now_s)
-            if blow.what in JOB_ENDS:
+            hit = self._deal(blow.what, scratch, now_s)
+            self.dealt[blow.what] += hit
+            if hit and blow.what in JOB_ENDS:
                 return blow.what
         return None
 
     def _look(self) -> None:
         for event in self._log.fresh():
             match event["kind"]:
-                case "run_started":
-                    self._workers.clear()
-                    self._stopped.clear()
-                    self._paused.clear()
-                    self._iteration = -1
                 case "worker_joined":
                     self._pids[event["worker"]] = event["pid"]
-                    self._rank = event["pid"] if event["role"] == "reserved" else self._rank
                 case "lease_granted" if event["worker"].startswith("spot") and event["worker"] not in self._stopped:
                     self._workers.add(event["worker"])
                 case "worker_lost":
@@ -139,7 +137,8 @@ class Chaos:
     def _deal(self, what: str, scratch: Path, now_s: float) -> bool:
         """Returns whether the victim was still there."""
         if what == "rank":
-            return send(self._rank, signal.SIGKILL)
+            (pid,) = (pid for worker, pid in self._pids.items() if worker.startswith("reserved"))
+            return send(pid, signal.SIGKILL)
         if what == "coordinator":
             kill(coordinator_of(scratch, self._folder))
             return True
@@ -164,6 +163,7 @@ def send(pid: int, number: signal.Signals) -> bool:
 def live(folder: Path, chaos: Chaos, *overrides: str) -> bool:
     """One life of the job. Returns whether it came to its end, and not to that of its rank or coordinator."""
     killed: str | None = None
+    chaos.begin()
     deadline_s = monotonic_s() + LIFE_TIMEOUT_S
     with started(folder, *RUN, *CLUSTER, *overrides) as parent:
         scratch = scratch_of(parent.pid)
