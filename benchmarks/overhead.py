@@ -1,11 +1,11 @@
-"""What exploration costs the trainer: seconds of an iteration with spot workers that explore, and with idle ones.
+"""What exploration costs the trainer: seconds of an iteration with a spot worker that explores, and with an idle one.
 
 python -m benchmarks.overhead
 
-Whole jobs of experiment=tiny_text (rank, coordinator, Ray and spot workers as `train.py` starts them), alternately with
-planner=fixed and planner=none. The rank has core 0 for itself, the spot workers core 1; Ray and coordinator run where
-there is room. Spot workers get no rollouts here, in either arm: the trainer makes all of them alone, so that an
-iteration's time is that of its critical path and nothing that exploring workers fail to help with.
+Whole jobs of experiment=tiny_text (rank, coordinator, Ray and spot worker as `train.py` starts them), alternately with
+planner=fixed and planner=none. The rank stays on core 0, the spot worker on core 1; Ray and coordinator run where there
+is room. The spot worker gets no rollouts here, in either arm: the trainer makes all of them alone, so that an iteration's
+time is that of its critical path, and not what exploring workers fail to help with.
 
 An iteration lasts from one rollout's start to the next one's: rollout, updates, publication and callbacks. Evaluation
 and checkpoints, which both arms have alike, are left out; so are the first iterations of each job.
@@ -34,6 +34,7 @@ from src.app.job import Ranks, make_engine
 from src.core.clock import sleep_s
 from src.core.events import read_jsonl
 from src.core.types import RequestKind
+from src.spot.client import call
 from src.spot.coordinator import Coordinator
 from src.spot.fleet import Fleet
 from src.spot.members import Introduction, Joined
@@ -43,12 +44,11 @@ from src.spot.scheduler import Scheduler
 RANK_CORES, SPOT_CORES = (0,), (1,)
 WARM_UP = 4
 """First iterations of a job that are left out: nothing is explored before the first, and batches and caches warm up."""
-QUICK = ("data.prompts_per_iteration=2", "algo.group_size=4")
 ARMS = {"exploring": "planner=fixed", "idle": "planner=none"}
 
 
 class ExploringOnly(Coordinator):
-    """Lets spot workers explore and audit, and nothing else."""
+    """Lets the spot worker explore and audit, and nothing else."""
 
     def join(self, joined: Joined) -> Introduction:
         if joined.member.role == "spot":
@@ -88,7 +88,11 @@ def train(plan: RunPlan) -> None:
     with fleet, ExitStack() as stack:
         with on_cores(RANK_CORES):
             ranks = stack.enter_context(Ranks(plan))
-        ranks.send_start(fleet.start())
+        address = fleet.start()
+        while call(fleet.host.workers) < cluster["spot_workers"]:  # they take longer than the rank to start
+            fleet.check()
+            sleep_s(0.2)
+        ranks.send_start(address)
         while ranks.running():
             fleet.check()
             sleep_s(0.2)
@@ -103,6 +107,7 @@ def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, An
         config = resolved(
             [
                 "experiment=tiny_text",
+                "cluster.spot_workers=1",
                 f"trainer.max_steps={last}",
                 f"callbacks.evaluate.every={last}",
                 f"callbacks.checkpoint.every={last}",
@@ -119,20 +124,22 @@ def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, An
         name: [e["end_s"] - e["start_s"] for e in phases if e["name"] == name][WARM_UP:-1]
         for name in ("rollout", "train")
     }
-    served = [
-        event["denoise_s"] + event["decode_s"] + event["score_s"]
-        for event in log
-        if event["kind"] == "lease_done"
-        and event["request_kind"] in ("explore", "audit")
-        and starts[0] <= event["time_s"] <= starts[-1]
-    ]
-    workers = config["cluster"]["spot_workers"]
     return {
         "iteration": [later - earlier for earlier, later in pairwise(starts)],
         **seconds,
-        "idle_share": 1 - sum(served) / (workers * (starts[-1] - starts[0])),
+        "idle_share": 1 - busy_s(log, starts[0], starts[-1]) / (starts[-1] - starts[0]),
         "explored": sum(len(event["results"]) for event in log if event["kind"] == "explored"),
     }
+
+
+def busy_s(log: Sequence[dict[str, Any]], start_s: float, end_s: float) -> float:
+    """Seconds between two moments in which the spot worker made samples."""
+    busy = 0.0
+    for event in log:
+        if event["kind"] == "lease_done" and event["worker"].startswith("spot"):
+            took_s = event["denoise_s"] + event["decode_s"] + event["score_s"]
+            busy += max(0.0, min(event["time_s"], end_s) - max(event["time_s"] - took_s, start_s))
+    return busy
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -140,16 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of experiment=tiny_text")
     parser.add_argument("--iterations", type=int, default=20, help="that count, per job")
     parser.add_argument("--pairs", type=int, default=3, help="jobs per arm")
-    parser.add_argument("--quick", action="store_true", help="a few tiny iterations: a test")
+    parser.add_argument("--quick", action="store_true", help="a few iterations: a test")
     options = parser.parse_args(arguments)
     iterations, pairs = (3, 1) if options.quick else (options.iterations, options.pairs)
-    overrides = [*(QUICK if options.quick else ()), *options.overrides]
     jobs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
     for pair in range(pairs):
         for arm in ARMS if pair % 2 == 0 else reversed(ARMS):
-            job = measure(arm, iterations, overrides)
+            job = measure(arm, iterations, options.overrides)
             jobs[arm].append(job)
-            say(f"{arm}: {median(job['iteration']):.3f} s, spot workers idle {job['idle_share']:.0%}")
+            say(f"{arm}: {median(job['iteration']):.3f} s, spot worker idle {job['idle_share']:.0%}")
     print_figures("overhead", figures(jobs))
 
 
