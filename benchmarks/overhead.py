@@ -4,8 +4,8 @@ python -m benchmarks.overhead
 
 Whole jobs of experiment=tiny_text (rank, coordinator, Ray and spot worker as `train.py` starts them), alternately with
 planner=fixed and planner=none. The rank stays on core 0, the spot worker on core 1; Ray and coordinator run where there
-is room. The spot worker gets no rollouts here, in either arm: the trainer makes all of them alone, so that an iteration's
-time is that of its critical path, and not what exploring workers fail to help with.
+is room. The spot worker gets no rollouts here, in either arm: the trainer makes all of them alone, so that an
+iteration's time is that of its critical path, and not what exploring workers fail to help with.
 
 An iteration lasts from one rollout's start to the next one's: rollout, updates, publication and callbacks. Evaluation
 and checkpoints, which both arms have alike, are left out; so are the first iterations of each job.
