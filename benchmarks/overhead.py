@@ -115,7 +115,7 @@ def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, An
                 *overrides,
             ]
         )
-        (Path(folder) / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        (Path(folder) / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         train(RunPlan(config, Path(folder)))
         log = list(read_jsonl(Path(folder) / "events.jsonl"))
     phases = [event for event in log if event["kind"] == "phase"]
