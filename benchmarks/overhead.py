@@ -2,10 +2,14 @@
 
 python -m benchmarks.overhead
 
-Whole jobs of experiment=tiny_text (rank, coordinator, Ray and spot worker as `train.py` starts them), alternately with
-planner=fixed and planner=none. The rank stays on core 0, the spot worker on core 1; Ray and coordinator run where there
-is room. The spot worker gets no rollouts here, in either arm: the trainer makes all of them alone, so that an
-iteration's time is that of its critical path, and not what exploring workers fail to help with.
+Whole jobs of experiment=tiny_text (rank, coordinator, Ray and spot worker as `train.py` starts them), in turn with
+planner=fixed (exploring) and planner=none (idle). The rank stays on core 0, the spot worker on core 1; Ray and
+coordinator run where there is room. The spot worker gets no rollouts here, in either arm: the trainer makes all of them
+alone, so that an iteration's time is that of its critical path, and not what exploring workers fail to help with.
+
+Cores share memory bandwidth and caches, and some are two threads of one, which GPUs of their own do not. So in a third
+arm (neighbour) a process that has nothing to do with the job samples on core 1: what exploring costs beyond that is
+the system's own doing.
 
 An iteration lasts from one rollout's start to the next one's: rollout, updates, publication and callbacks. Evaluation
 and checkpoints, which both arms have alike, are left out; so are the first iterations of each job.
@@ -14,10 +18,11 @@ and checkpoints, which both arms have alike, are left out; so are the first iter
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -25,26 +30,29 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import torch
 import yaml
 
 from benchmarks.job import resolved
 from benchmarks.output import print_figures, say
-from src.app.config import Config, RunPlan, build
+from src.app.config import Config, RunPlan, build, task
 from src.app.job import Ranks, make_engine
+from src.app.sampling import build_worker_engine
 from src.core.clock import sleep_s
 from src.core.events import read_jsonl
-from src.core.types import RequestKind
+from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleSpec
 from src.spot.client import call
 from src.spot.coordinator import Coordinator
 from src.spot.fleet import Fleet
 from src.spot.members import Introduction, Joined
 from src.spot.process import WorkerSettings
 from src.spot.scheduler import Scheduler
+from src.spot.worker import give_way
 
 RANK_CORES, SPOT_CORES = (0,), (1,)
 WARM_UP = 4
 """First iterations of a job that are left out: nothing is explored before the first, and batches and caches warm up."""
-ARMS = {"exploring": "planner=fixed", "idle": "planner=none"}
+ARMS = {"exploring": "planner=fixed", "idle": "planner=none", "neighbour": "planner=none"}
 
 
 class ExploringOnly(Coordinator):
@@ -100,6 +108,30 @@ def train(plan: RunPlan) -> None:
             raise failure
 
 
+def sample_for_ever(config: Config) -> None:
+    """Does what an exploring worker computes, and tells nobody."""
+    torch.set_num_threads(1)
+    give_way(niceness=config["cluster"]["nice"], cpus=SPOT_CORES)
+    engine = build_worker_engine(config)
+    spec, policy = SampleSpec(config["algo"]["steps"], (0, 1, 2, 3)), PolicyVersion(0, 0)
+    prompt = task(config).train_prompts[0]
+    keys = [RequestKey("run", 0, RequestKind.EXPLORE, 0, seed, policy, spec.steps) for seed in range(engine.batch_size)]
+    while True:
+        engine.serve([SampleRequest(key, prompt, spec) for key in keys], "neighbour")
+
+
+@contextmanager
+def neighbour(config: Config) -> Iterator[None]:
+    """A process on the spot worker's core that samples meanwhile."""
+    process = multiprocessing.get_context("spawn").Process(target=sample_for_ever, args=(config,), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
 def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, Any]:
     """Seconds of each iteration but for the first ones, and how busy the spot workers were meanwhile."""
     last = WARM_UP + iterations + 1
@@ -116,7 +148,8 @@ def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, An
             ]
         )
         (Path(folder) / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        train(RunPlan(config, Path(folder)))
+        with neighbour(config) if arm == "neighbour" else nullcontext():
+            train(RunPlan(config, Path(folder)))
         log = list(read_jsonl(Path(folder) / "events.jsonl"))
     phases = [event for event in log if event["kind"] == "phase"]
     starts = [event["start_s"] for event in phases if event["name"] == "rollout"][WARM_UP:]
@@ -146,13 +179,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of experiment=tiny_text")
     parser.add_argument("--iterations", type=int, default=20, help="that count, per job")
-    parser.add_argument("--pairs", type=int, default=3, help="jobs per arm")
+    parser.add_argument("--rounds", type=int, default=3, help="jobs per arm")
     parser.add_argument("--quick", action="store_true", help="a few iterations: a test")
     options = parser.parse_args(arguments)
-    iterations, pairs = (3, 1) if options.quick else (options.iterations, options.pairs)
+    iterations, rounds = (3, 1) if options.quick else (options.iterations, options.rounds)
     jobs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-    for pair in range(pairs):
-        for arm in ARMS if pair % 2 == 0 else reversed(ARMS):
+    for number in range(rounds):
+        for arm in ARMS if number % 2 == 0 else reversed(ARMS):
             job = measure(arm, iterations, options.overrides)
             jobs[arm].append(job)
             say(f"{arm}: {median(job['iteration']):.3f} s, spot worker idle {job['idle_share']:.0%}")
@@ -160,14 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def figures(jobs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    by_pair = [
-        median(exploring["iteration"]) / median(idle["iteration"])
-        for exploring, idle in zip(jobs["exploring"], jobs["idle"], strict=True)
-    ]
+    exploring, idle, busy = (_median(jobs[arm]) for arm in ("exploring", "idle", "neighbour"))
     return {
         **{arm: arm_figures(of_arm) for arm, of_arm in jobs.items()},
-        "exploration_overhead_ratio": _median(jobs["exploring"]) / _median(jobs["idle"]),
-        "exploration_overhead_ratio_by_pair": by_pair,
+        "exploration_overhead_ratio": exploring / idle,
+        "neighbour_overhead_ratio": busy / idle,
+        "exploration_over_neighbour_ratio": exploring / busy,
     }
 
 
@@ -176,6 +207,7 @@ def arm_figures(of_arm: Sequence[dict[str, Any]]) -> dict[str, Any]:
     low, _, high = quantiles(every, n=4, method="inclusive")
     return {
         "iterations": len(every),
+        "median_by_job_s": [median(job["iteration"]) for job in of_arm],
         "iteration_s": {"median": _median(of_arm), "low": low, "high": high},
         "rollout_s": _median(of_arm, "rollout"),
         "train_s": _median(of_arm, "train"),

@@ -94,4 +94,5 @@ def test_overhead_compares_exploring_and_idle_spot_workers() -> None:
     assert found["exploring"]["seeds_explored"] > 0
     assert found["idle"]["seeds_explored"] == 0
     assert found["idle"]["spot_idle_share"] == 1
+    assert found["neighbour"]["seeds_explored"] == 0
     assert found["exploring"]["spot_idle_share"] < 1
