@@ -91,7 +91,6 @@ def test_market_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -> N
 def test_overhead_compares_exploring_and_idle_spot_workers() -> None:
     found = line_of("benchmarks.overhead", "--quick")
     assert found["exploration_overhead_ratio"] > 0
-    assert found["exploring"]["seeds_explored"] > 0
     assert found["idle"]["seeds_explored"] == 0
     assert found["idle"]["spot_idle_share"] == 1
     assert found["neighbour"]["seeds_explored"] == 0
