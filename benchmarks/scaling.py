@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.output import print_figures, say
 from src.core.clock import cpu_s, monotonic_s
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import Shape, VirtualFleet
+from src.sim.fleet import ClusterShape, VirtualFleet
 from src.sim.synthetic import RewardModel, SyntheticJob
 from src.sim.timeline import Timeline
 from src.spot.coordinator import Coordinator
@@ -94,7 +94,7 @@ def measure(workers: int, iterations: int) -> dict[str, Any]:
             coordinator=coordinator,
             durations=durations,
             samples=samples,
-            shape=Shape(reserved_gpus=1, gpus_per_node=1, batch_size=BATCH, commit_every=3),
+            shape=ClusterShape(reserved_gpus=1, gpus_per_node=1, batch_size=BATCH, commit_every=3),
             nodes=0,
             market=market(workers, iterations),
         )

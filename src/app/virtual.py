@@ -35,7 +35,7 @@ from src.app.sampling import build_rank_engine, build_worker_engine
 from src.app.summary import five_lines
 from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import Samples, Shape, VirtualFleet
+from src.sim.fleet import Samples, ClusterShape, VirtualFleet
 from src.sim.synthetic import RewardModel, SyntheticJob
 from src.sim.timeline import Timeline
 from src.sim.workload import WorkDurations
@@ -127,12 +127,12 @@ def build_cluster(
     return coordinator, cluster
 
 
-def build_shape(config: Config) -> Shape:
+def build_shape(config: Config) -> ClusterShape:
     """The GPUs of the virtual cluster."""
     names = ("reserved_gpus", "gpus_per_node", "across_nodes", "batch_size", "commit_every", "keeps_commits")
     cluster = config["cluster"]
     with refusing("cluster"):
-        return Shape(
+        return ClusterShape(
             **{name: cluster[name] for name in names},
             degree=cluster["sp_degree"],
             reserved_explores=cluster["reserved_explores"],

@@ -217,10 +217,11 @@ class FlowGRPO(pl.LightningModule):
         """
         groups = data.rollouts.groups()
         slot_of = {step: slot for slot, step in enumerate(data.spec.stochastic_steps)}
+        advantages = data.advantages_B.tolist()  # one copy from the device, not one for each row
         chosen, count = [], 0
         for row in (row for instance in instances for row in groups.get(instance, [])):
             count += self.geometry.trained_steps
-            if data.advantages_B[row] == 0 and not self._policy_gradient.has_kl:
+            if advantages[row] == 0 and not self._policy_gradient.has_kl:
                 continue
             steps = trained_steps(
                 data.spec.stochastic_steps,

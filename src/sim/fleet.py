@@ -73,7 +73,7 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ClusterShape:
     """The hardware of a virtual cluster.
 
     Args:
@@ -158,7 +158,7 @@ class VirtualFleet:
         coordinator: Coordinator,
         durations: Durations,
         samples: Samples,
-        shape: Shape,
+        shape: ClusterShape,
         nodes: int,
         market: mk.Market | None = None,
     ) -> None:
@@ -346,7 +346,7 @@ class VirtualFleet:
         return [worker for worker in self._workers.values() if any(gpu.node == name for gpu in worker.gpus)]
 
 
-def _groups(gpus: Sequence[Member], shape: Shape) -> list[tuple[Member, ...]]:
+def _groups(gpus: Sequence[Member], shape: ClusterShape) -> list[tuple[Member, ...]]:
     """Groups of the full degree first; of what is left over, groups of half of it, and so on."""
     groups: list[tuple[Member, ...]] = []
     degree, left = shape.degree, list(gpus)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from src.core.types import SampleRequest, SampleResult
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import Shape, VirtualFleet
+from src.sim.fleet import ClusterShape, VirtualFleet
 from src.sim.timeline import Timeline
 from src.spot.coordinator import Coordinator
 from src.spot.market import Market
@@ -59,7 +59,7 @@ class Cheap:
         return save
 
 
-SHAPE = Shape(reserved_gpus=2, gpus_per_node=2, batch_size=2, commit_every=2)
+SHAPE = ClusterShape(reserved_gpus=2, gpus_per_node=2, batch_size=2, commit_every=2)
 
 
 def virtual_cluster(
