@@ -20,11 +20,10 @@ from src.rl.module import FlowGRPO
 
 @dataclass(frozen=True)
 class Ranked:
-    """One prompt: its N seeds' fresh rewards, and what they were ranked by, seed by seed."""
+    """One prompt: its N seeds' fresh rewards, and what they were ranked by in several ways, seed by seed."""
 
-    stale_N: list[float]
-    ode_N: list[float]
     fresh_N: list[float]
+    by: dict[str, list[float]]
 
 
 class RankingStudy(pl.Callback):
@@ -52,14 +51,13 @@ class RankingStudy(pl.Callback):
             for instance, group in enumerate(explored)
             for found in group
         ]
-        fresh = iter(_rewards(self._job.engine, requests))
+        fresh = iter(rewards(self._job.engine, requests))
         # The explorer has pulled nothing since it explored this batch: it still holds the stale weights.
-        ode = iter(_rewards(self._job.spot_engines[0], [_without_noise(request) for request in requests]))
+        ode = iter(rewards(self._job.spot_engines[0], [_without_noise(request) for request in requests]))
         self.found[batch.iteration] = [
             Ranked(
-                stale_N=[found.reward for found in group],
-                ode_N=[next(ode) for _ in group],
                 fresh_N=[next(fresh) for _ in group],
+                by={"stale": [found.reward for found in group], "ode": [next(ode) for _ in group]},
             )
             for group in explored
         ]
@@ -75,9 +73,8 @@ def ranking_figures(prompts: Sequence[Ranked], keep: int, *purpose: int | str) -
     ties = seeds.generator("ranking", *purpose)
     best = sum(_kept_variance(prompt.fresh_N, prompt.fresh_N, keep, ties) for prompt in prompts)
     figures = {}
-    for name in ("stale", "ode"):
-        rankings = [getattr(prompt, f"{name}_N") for prompt in prompts]
-        pairs = [(ranked_by_N, prompt.fresh_N) for ranked_by_N, prompt in zip(rankings, prompts, strict=True)]
+    for name in prompts[0].by:
+        pairs = [(prompt.by[name], prompt.fresh_N) for prompt in prompts]
         figures[f"spearman_{name}"] = _mean_of_numbers([spearman(*pair) for pair in pairs])
         kept = sum(_kept_variance(*pair, keep, ties) for pair in pairs)
         figures[f"variance_share_{name}"] = kept / best if best else float("nan")
@@ -105,7 +102,8 @@ def _without_noise(request: SampleRequest) -> SampleRequest:
     return replace(request, spec=replace(request.spec, stochastic_steps=()))
 
 
-def _rewards(engine: Engine, requests: Sequence[SampleRequest]) -> list[float]:
+def rewards(engine: Engine, requests: Sequence[SampleRequest]) -> list[float]:
+    """One each, in order."""
     results, _ = engine.serve(requests, "ranking study")
     failed = next((result.error for result in results if result.error), None)
     if failed:

@@ -35,7 +35,7 @@ from src.app.sampling import build_rank_engine, build_worker_engine
 from src.app.summary import five_lines
 from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import Samples, ClusterShape, VirtualFleet
+from src.sim.fleet import ClusterShape, Samples, VirtualFleet
 from src.sim.synthetic import RewardModel, SyntheticJob
 from src.sim.timeline import Timeline
 from src.sim.workload import WorkDurations

@@ -95,3 +95,20 @@ def test_overhead_compares_exploring_and_idle_spot_workers() -> None:
     assert found["idle"]["spot_idle_share"] == 1
     assert found["neighbour"]["seeds_explored"] == 0
     assert found["exploring"]["spot_idle_share"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_staleness_ranks_by_older_policies_and_previews(tmp_path: Path) -> None:
+    found = line_of("benchmarks.staleness", "--quick", "--out", str(tmp_path))
+    (figures,) = found["settings"].values()
+    assert {"spearman_lag 1", "spearman_lag 2", "spearman_3 steps", "spearman_random"} <= figures.keys()
+    assert found["rows"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_scaling_runs_faster_than_its_clock() -> None:
+    found = line_of("benchmarks.scaling", "--quick")
+    assert [row["workers"] for row in found["rows"]] == [10, 100]
+    assert found["virtual_over_wall_ratio"] > 1

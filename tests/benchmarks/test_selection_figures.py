@@ -72,7 +72,7 @@ def test_the_ranking_is_averaged_over_iterations_first_and_compared_with_random(
 def test_a_perfect_ranking_keeps_all_of_the_best_variance_and_a_useless_one_little() -> None:
     fresh = [0.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     misled = [0.5, 0.5, 0.0, 1.0, 0.5, 0.5, 0.5, 0.5]
-    found = ranking_figures([Ranked(stale_N=fresh, ode_N=misled, fresh_N=fresh)], 2, 0)
+    found = ranking_figures([Ranked(fresh_N=fresh, by={"stale": fresh, "ode": misled})], 2, 0)
     assert found["spearman_stale"] == pytest.approx(1.0)
     assert found["variance_share_stale"] == pytest.approx(1.0)
     assert found["variance_share_ode"] == 0.0
