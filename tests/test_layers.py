@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "src.sim",
         "src.pretrain",
     ),
+    "src.estimate": ("src.app",),
     "src.generate": ("src.app",),
     "train": ("src.app",),
 }
