@@ -19,7 +19,8 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     lease_done       lease, worker, request_kind, iteration, count, steps, denoise_s, decode_s, score_s
     lease_lost       lease, worker, request_kind, iteration, count, reason, committed_steps, lost_steps
                      (denoising steps, sample x step, of this lease that were kept and that must be repeated; reasons
-                     are those of worker_lost, `deadline`, and `given back` without a notice)
+                     are those of worker_lost, `deadline`, `given back` without a notice, and `dropped`: nobody waited
+                     for it any more)
     results_accepted worker, request_kind, iteration, results: [[instance, seed, reward], ...]    (as they come)
     result_rejected  worker, request_kind, iteration, instance, seed, reason
     request_failed   request_kind, iteration, instance, seed, attempts, error

@@ -216,10 +216,11 @@ class VirtualFleet:
         gives_back = worker.yields and not is_last
         due = gives_back or (every > 0 and run.step % every == 0)
         commits = _commits(run, self._checksum(run.lease)) if due and self._shape.keeps_commits else ()
-        self._coordinator.commit(worker.name, run.lease.id, run.step, commits)
-        if gives_back:
+        is_wanted = self._coordinator.commit(worker.name, run.lease.id, run.step, commits)
+        if gives_back or not (is_wanted or is_last):
+            worker.run = None
             self._coordinator.push(worker.name, run.lease.id, (), _NOTHING)
-            self._leave(worker, "left")
+            self._go_on(worker)
         else:
             self._next_step(worker, run, self._durations.commit_s if commits else 0.0)
         self.start_granted()
@@ -236,11 +237,15 @@ class VirtualFleet:
         )
         worker.run = None
         self._coordinator.push(worker.name, lease.id, self._samples.make(lease.requests), report)
+        self._go_on(worker)
+        self.start_granted()
+
+    def _go_on(self, worker: _Worker) -> None:
+        """The worker has no lease any more."""
         if worker.yields:
             self._leave(worker, "left")
         else:
             self._coordinator.pull(worker.name)
-        self.start_granted()
 
     def _checksum(self, lease: Lease) -> str:
         return self._coordinator.checksum(lease.policy)

@@ -50,6 +50,7 @@ class RayTransport:
     def __init__(self, host: Any) -> None:
         self._host = host
         self._commits: list[Any] = []  # on their way, since the last push
+        self._dropped = False
 
     def join(self, joined: Joined) -> Introduction:
         introduction: Introduction = call(self._host.join, joined)
@@ -62,10 +63,17 @@ class RayTransport:
     def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
         self._commits.append(self._host.commit.remote(worker, lease, step, commits))
 
+    def is_dropped(self) -> bool:
+        if self._commits and not self._dropped:
+            arrived, self._commits = ray.wait(self._commits, num_returns=len(self._commits), timeout=0)
+            self._dropped = not all(_wait(arrived))
+        return self._dropped
+
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         # An actor with coroutines may start a small call before a large one that was sent earlier.
         _wait(self._commits)
         self._commits.clear()
+        self._dropped = False
         call(self._host.push, worker, lease, results, report)
 
     def heartbeat(self, worker: str) -> None:

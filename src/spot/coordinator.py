@@ -164,9 +164,11 @@ class Coordinator:
         self._do(m.Notice(worker, self.now() + grace_s))
         self._explore()
 
-    def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
-        """Takes how far a worker is with a lease, and from where it could go on elsewhere."""
+    def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> bool:
+        """Takes how far a worker is with a lease, and from where it could go on elsewhere; returns whether somebody
+        still waits for it."""
         self._do(m.Commits(worker, lease, step, commits))
+        return self._scheduler.is_wanted(lease)
 
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         """Takes what the worker made under a lease."""

@@ -10,7 +10,7 @@ A spot node is paid for from its coming to its going, starting time included; wh
 while it is a member.
 
 A lease that was lost is split by its denoising steps: those that were committed are work, the others are lost. A lease
-that is not over yet counts as work.
+that is not over yet counts as work, and so does one that was cut off with its exploration.
 """
 
 from __future__ import annotations
@@ -184,7 +184,10 @@ class Ledger:
             case "lease_done" if lease := self._leases.pop(event["lease"], None):
                 self._done(lease, time_s, event["denoise_s"] + event["decode_s"] + event["score_s"])
             case "lease_lost" if lease := self._leases.pop(event["lease"], None):
-                self._lose(lease, time_s, event.get("committed_steps", 0), event.get("lost_steps", 0))
+                if event.get("reason") == "dropped":
+                    self._books.book("spot", lease.kind, lease.granted_s, time_s, lease.gpus)
+                else:
+                    self._lose(lease, time_s, event.get("committed_steps", 0), event.get("lost_steps", 0))
             case "phase":
                 phase = _PHASE_OF.get(event["name"], event["name"])
                 self._books.book("reserved", phase, event["start_s"], event["end_s"], self._reserved_gpus)

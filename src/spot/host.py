@@ -87,8 +87,8 @@ class Host:
         self._coordinator.notice(worker, grace_s)
         self._wake()
 
-    async def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
-        self._coordinator.commit(worker, lease, step, commits)
+    async def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> bool:
+        return self._coordinator.commit(worker, lease, step, commits)
 
     async def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         self._coordinator.push(worker, lease, results, report)

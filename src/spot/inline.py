@@ -10,6 +10,7 @@ from typing import Any
 from src.core.clock import Clock
 from src.core.protocols import Engine
 from src.core.types import (
+    Commit,
     Exploration,
     Lease,
     Member,
@@ -136,13 +137,18 @@ class _Direct:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self.join = coordinator.join
-        self.commit = coordinator.commit
         self.push = coordinator.push
         self.notice = coordinator.notice
         self.heartbeat = coordinator.heartbeat
 
     def pull(self, worker: str) -> Lease | None:
         return _pull(self._coordinator, worker)
+
+    def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
+        self._coordinator.commit(worker, lease, step, commits)
+
+    def is_dropped(self) -> bool:
+        return False  # nothing else happens meanwhile
 
 
 def _pull(coordinator: Coordinator, worker: str) -> Lease | None:

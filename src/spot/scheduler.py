@@ -21,6 +21,7 @@ Rules
 - A commit counts if it comes from the worker that holds the request and is ahead of the one before. A request goes on
   from its commit, on any worker; its key names its policy, so never under another one. A sample that failed starts
   from the beginning.
+- A worker may give a lease back when all of its requests were closed: it is then `dropped`.
 - A worker under notice gets nothing more. It may finish or commit what it holds; at its deadline at the latest it is
   gone, as `preempted`. Of several notices the earliest deadline counts.
 - A result is accepted once per key, from whoever was leased that key, even late, if it was made with the
@@ -133,6 +134,11 @@ class Scheduler:
     def checksum(self, version: PolicyVersion) -> str:
         """Of a published policy that was not retired."""
         return self._versions.checksum(version)
+
+    def is_wanted(self, lease: int) -> bool:
+        """Whether somebody still waits for one of the lease's requests. One that has ended may still bring a result."""
+        open_ = self._leases.get(lease)
+        return open_ is None or self._held(open_) > 0
 
     @property
     def unfinished(self) -> int:
@@ -340,9 +346,12 @@ class Scheduler:
         return [Finish(open_.worker, lease), *self._give_back(open_, spoilt)]
 
     def _given_back(self, open_: OpenLease) -> list[Action]:
-        """The lease came back from its worker with nothing but commits, as is to be expected after a notice."""
-        noticed = open_.worker in self._noticed
-        revoke, failed = self._revoke(open_.lease.id, "preempted" if noticed else "given back", in_hand=0)
+        """The lease came back from its worker with nothing but commits, as is to be expected after a notice, and when
+        all of its requests were closed."""
+        reason = "given back" if self._held(open_) else "dropped"
+        if open_.worker in self._noticed:
+            reason = "preempted"
+        revoke, failed = self._revoke(open_.lease.id, reason, in_hand=0)
         return [revoke, *failed]
 
     def _objection(self, task: Task | None, worker: str, lease: int, result: SampleResult) -> str | None:

@@ -1,7 +1,8 @@
 """A worker: pulls leases, makes their samples with its own engine and weights, and pushes the results.
 
 It commits what is in flight every few steps. Once it knows that its node will be taken away, it finishes the step in
-hand, commits, gives the rest back and ends.
+hand, commits, gives the rest back and ends. Exploration that was cut off in the middle is given back, too: rollouts are
+waiting.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Transport(Protocol):
 
     def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
         """Tells how far a lease is, with commits if there are any; does not wait."""
+
+    def is_dropped(self) -> bool:
+        """Whether it was heard that nobody waits any more for the lease that was told of last; does not wait."""
 
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         """Delivers results, after all commits."""
@@ -109,7 +113,7 @@ class Worker:
             resume=lease.resume,
             commit_every=self._commit_every,
             on_step=partial(self._tell, lease.id),
-            should_yield=self._noticed.is_set,
+            should_yield=lambda: self._noticed.is_set() or self._transport.is_dropped(),
         )
         self._transport.push(self.name, lease.id, results, report)
 

@@ -303,3 +303,19 @@ def test_what_is_to_be_behind_rollouts_waits_for_them_and_is_forgotten_with_its_
     coordinator.publish(V1, "new", 1, 0.0)
     coordinator.submit(requests(RequestKind.ROLLOUT, 2, policy=V1, iteration=1))
     assert [e["request_kind"] for e in events(tmp_path) if e["kind"] == "submitted"] == [*kinds, "rollout"]
+
+
+def test_a_worker_hears_with_its_commit_that_its_exploration_was_cut_off(tmp_path, coordinator):
+    worker = join(coordinator, 0)
+    coordinator.publish(V0, "sum", 1, 0.0)
+    explores = requests(RequestKind.EXPLORE, 2, policy=V0, iteration=1)
+    coordinator.submit(explores)
+    coordinator.pull(worker)
+    lease = coordinator.granted.pop(worker)
+    assert coordinator.commit(worker, lease.id, 1, ())
+    coordinator.close([request.key for request in explores])
+    assert not coordinator.commit(worker, lease.id, 2, ())
+    coordinator.push(worker, lease.id, (), REPORT)
+    (lost,) = [event for event in events(tmp_path) if event["kind"] == "lease_lost"]
+    assert (lost["reason"], lost["count"], lost["committed_steps"], lost["lost_steps"]) == ("dropped", 0, 0, 0)
+    assert coordinator.commit(worker, lease.id, 3, ())  # of a lease that has ended: it may still bring a result

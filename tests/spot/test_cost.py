@@ -176,3 +176,16 @@ def test_metrics_have_a_name_for_every_account():
             "cost/spot_idle_s": 4.0,
         }
     )
+
+
+def test_exploration_that_was_cut_off_is_work_and_not_lost():
+    events = [
+        event(0, "run_started"),
+        joined(0, "a"),
+        granted(0, 0, "a", "explore"),
+        event(6, "lease_lost", lease=0, worker="a", reason="dropped", committed_steps=0, lost_steps=0),
+        event(10, "run_ended"),
+    ]
+    cost = cost_of(events, prices=PRICES)
+    assert (cost.gpu_s[Account("spot", "explore")], cost.gpu_s[Account("spot", "idle")]) == (6, 4)
+    assert cost.lost_s == 0

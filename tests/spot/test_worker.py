@@ -36,6 +36,9 @@ class Script:
     def commit(self, worker, lease, step, commits):
         self.told.append(("commit", lease, step, [commit.step for commit in commits]))
 
+    def is_dropped(self):
+        return False
+
     def notice(self, worker, grace_s):
         self.told.append(("notice", worker, grace_s))
 
@@ -242,3 +245,28 @@ def until(found) -> bool:
         assert time.monotonic() < deadline_s
         time.sleep(0.001)
     return True
+
+
+def test_a_lease_that_nobody_waits_for_is_given_back_at_the_next_step_and_the_next_one_is_served(tmp_path):
+    class CutOff(Script):
+        """Nobody waits for lease 0 any more once its worker has told of step 2."""
+
+        cut = False
+
+        def commit(self, worker, lease, step, commits):
+            super().commit(worker, lease, step, commits)
+            self.cut = (lease, step) == (0, 2)
+
+        def is_dropped(self):
+            return self.cut
+
+        def push(self, worker, lease, results, report):
+            super().push(worker, lease, results, report)
+            self.cut = False
+
+    weights.publish(tmp_path, V0, saves("abc"))
+    transport = CutOff(tmp_path, [lease(0, V0, 1), lease(1, V0, 2)])
+    Worker(member=MEMBER, engine=FakeEngine(), transport=transport, commit_every=1).run()
+    pushed = [(told[2], [seed for seed, *_ in told[3]]) for told in transport.told if told[0] == "push"]
+    assert pushed == [(0, []), (1, [2])]
+    assert [told[2] for told in transport.told if told[0] == "commit" and told[1] == 0] == [1, 2, 3]
