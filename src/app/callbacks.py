@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from src.core import seeds
 from src.core.clock import Stopwatch
 from src.core.folders import write_whole
 from src.core.stats import mean
-from src.core.types import Blob, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
+from src.core.types import Blob, PolicyVersion, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
 from src.rl.module import FlowGRPO
 from src.rl.rewards.image_stats import image_statistics
 
@@ -35,12 +36,21 @@ class Evaluation(pl.Callback):
         spec: how held-out images are denoised.
         every: iterations between evaluations.
         images: how many of them are written into the run folder.
+        average: evaluate the running average of the weights (`algo.ema`) in place of the weights.
         folder: where (`images/` of the run folder).
         last: number of the last iteration.
     """
 
     def __init__(
-        self, *, prompts: Sequence[Prompt], spec: SampleSpec, every: int, images: int, folder: Path, last: int
+        self,
+        *,
+        prompts: Sequence[Prompt],
+        spec: SampleSpec,
+        every: int,
+        images: int,
+        average: bool,
+        folder: Path,
+        last: int,
     ) -> None:
         if every < 1:
             raise ValueError(f"callbacks.evaluate.every must be at least 1, got {every}")
@@ -48,6 +58,7 @@ class Evaluation(pl.Callback):
         self._spec = spec
         self._every = every
         self._images = images
+        self._average = average
         self._folder = folder
         self._last = last
 
@@ -64,10 +75,14 @@ class Evaluation(pl.Callback):
             self._evaluate(module)
 
     def _evaluate(self, module: FlowGRPO) -> None:
-        module.publish()
         watch = Stopwatch(module.cluster.now)
-        with watch.phase("evaluate"), module.cluster.phase("evaluate", module.iteration):
-            results = module.cluster.collect([self._request(module, i) for i in range(len(self._prompts))])
+        with (
+            watch.phase("evaluate"),
+            module.cluster.phase("evaluate", module.iteration),
+            self._policy(module) as policy,
+        ):
+            requests = [self._request(module, policy, index) for index in range(len(self._prompts))]
+            results = module.cluster.collect(requests)
         made = [result for result in results if result.error is None]
         if not made:
             raise RuntimeError(f"all {len(results)} held-out samples failed; the first one: {results[0].error}")
@@ -93,9 +108,16 @@ class Evaluation(pl.Callback):
         )
         module.cluster.log_metrics(module.iteration, metrics)
 
-    def _request(self, module: FlowGRPO, index: int) -> SampleRequest:
+    def _policy(self, module: FlowGRPO) -> AbstractContextManager[PolicyVersion]:
+        """Inside, the weights that are evaluated are the model's and the workers'."""
+        if self._average:
+            return module.averaged()
+        module.publish()
+        return nullcontext(module.policy)
+
+    def _request(self, module: FlowGRPO, policy: PolicyVersion, index: int) -> SampleRequest:
         seed, steps = seeds.eval_seed(index), self._spec.steps
-        key = RequestKey(module.run, module.iteration, RequestKind.EVAL, index, seed, module.policy, steps)
+        key = RequestKey(module.run, module.iteration, RequestKind.EVAL, index, seed, policy, steps)
         return SampleRequest(key, self._prompts[index], self._spec)
 
     def _write_images(self, iteration: int, results: Sequence[SampleResult]) -> list[dict[str, Any]]:

@@ -153,6 +153,8 @@ def check(config: Config) -> None:
         heldout, wanted = len(task(config).heldout_prompts), config["data"]["eval_prompts"]
     if wanted > heldout:
         raise ConfigError(f"data.eval_prompts must be in 1..{heldout} (held-out set), got {wanted}")
+    if config["algo"]["ema"] is None and config["callbacks"].get("evaluate", {}).get("average"):
+        raise ConfigError("callbacks.evaluate.average=true needs a running average, got algo.ema=null")
     if not is_model(config["model"]["path"]):
         raise ConfigError(f"model.path={config['model']['path']} is no model folder: it has no model_index.json")
     geometry(config)

@@ -33,23 +33,33 @@ class RequestKind(IntEnum):
     """A candidate seed of the next batch; the previous policy may make it."""
 
 
+AVERAGE = ".average"
+"""At the end of the name of averaged weights."""
+
+
 @dataclass(frozen=True, order=True)
 class PolicyVersion:
-    """Which weights. Ordered: a restarted job has a higher incarnation, so versions never go backwards."""
+    """Which weights. Ordered: a restarted job has a higher incarnation, so versions never go backwards.
+
+    Of one iteration, the running average of the weights (not `trained`) comes before the weights themselves.
+    """
 
     incarnation: int
     iteration: int
+    trained: bool = True
 
     def __str__(self) -> str:
-        return f"{self.incarnation}.{self.iteration}"
+        return f"{self.incarnation}.{self.iteration}{'' if self.trained else AVERAGE}"
 
     @classmethod
     def parse(cls, text: str) -> PolicyVersion:
         """The inverse of `str`. Raises ValueError for anything else."""
-        incarnation, dot, iteration = text.partition(".")
-        if not dot:
-            raise ValueError(f"policy version must look like 0.12 (incarnation.iteration), got {text!r}")
-        return cls(int(incarnation), int(iteration))
+        incarnation, dot, iteration = text.removesuffix(AVERAGE).partition(".")
+        if not (dot and incarnation.isdecimal() and iteration.isdecimal()):
+            raise ValueError(
+                f"policy version must look like 0.12 (incarnation.iteration) or 0.12{AVERAGE}, got {text!r}"
+            )
+        return cls(int(incarnation), int(iteration), trained=not text.endswith(AVERAGE))
 
 
 @dataclass(frozen=True)

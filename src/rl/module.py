@@ -6,8 +6,9 @@ decided while the iteration before trained: `src/spot/callback.py` is the callba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -261,6 +262,22 @@ class FlowGRPO(pl.LightningModule):
         if self._published != self.policy:
             self.cluster.publish(self.policy, self._save_weights)
             self._published = self.policy
+
+    @contextmanager
+    def averaged(self) -> Iterator[PolicyVersion]:
+        """Inside, the model has the running average of its weights, which the workers know as the version given.
+
+        That is older than the weights' own version, so it has to come before their publication.
+        """
+        assert self.ema is not None
+        trained, average = self.adapter.trainable_state(), self.ema.average
+        version = replace(self.policy, trained=False)
+        self.adapter.load_trainable_state({name: average[name].to(own.dtype) for name, own in trained.items()})
+        try:
+            self.cluster.publish(version, self._save_weights)
+            yield version
+        finally:
+            self.adapter.load_trainable_state(trained)
 
     def spec(self, iteration: int, steps: int | None = None) -> SampleSpec:
         """How the rollouts of an iteration are denoised, or would be with another number of steps."""

@@ -80,8 +80,4 @@ def remove(root: Path, old: Iterable[PolicyVersion]) -> None:
 
 def versions(root: Path) -> list[PolicyVersion]:
     """The versions that are there, oldest first."""
-    found = []
-    for folder in root.glob("[0-9]*.[0-9]*"):
-        incarnation, iteration = folder.name.split(".")
-        found.append(PolicyVersion(int(incarnation), int(iteration)))
-    return sorted(found)
+    return sorted(PolicyVersion.parse(folder.name) for folder in root.glob("[0-9]*.[0-9]*"))
