@@ -3,9 +3,9 @@
 python -m benchmarks.overhead
 
 Whole jobs of experiment=tiny_text (rank, coordinator, Ray and spot worker as `train.py` starts them), in turn with
-planner=fixed (exploring) and planner=none (idle). The rank stays on core 0, the spot worker on core 1; Ray and
-coordinator run where there is room. The spot worker gets no rollouts here, in either arm: the trainer makes all of them
-alone, so that an iteration's time is that of its critical path, and not what exploring workers fail to help with.
+planner=fixed (exploring) and planner=none (idle). The rank has core 0 for itself; the spot worker, Ray and coordinator
+share core 1. The spot worker gets no rollouts here, in either arm: the trainer makes all of them alone, so that an
+iteration's time is that of its critical path, and not what exploring workers fail to help with.
 
 Cores share memory bandwidth and caches, and some are two threads of one, which GPUs of their own do not. So in a third
 arm (neighbour) a process that has nothing to do with the job samples on core 1: what exploring costs beyond that is
@@ -96,6 +96,7 @@ def train(plan: RunPlan) -> None:
     with fleet, ExitStack() as stack:
         with on_cores(RANK_CORES):
             ranks = stack.enter_context(Ranks(plan))
+        stack.enter_context(on_cores(SPOT_CORES))
         address = fleet.start()
         while call(fleet.host.workers) < cluster["spot_workers"]:  # they take longer than the rank to start
             fleet.check()
