@@ -77,9 +77,9 @@ class Evaluation(pl.Callback):
     def _evaluate(self, module: FlowGRPO) -> None:
         watch = Stopwatch(module.cluster.now)
         with (
+            self._policy(module) as policy,  # publication is no part of the phase: the ledger has an account for it
             watch.phase("evaluate"),
             module.cluster.phase("evaluate", module.iteration),
-            self._policy(module) as policy,
         ):
             requests = [self._request(module, policy, index) for index in range(len(self._prompts))]
             results = module.cluster.collect(requests)
