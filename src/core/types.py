@@ -249,6 +249,10 @@ class WorkReport:
     steps: int
 
 
+NO_WORK = WorkReport(denoise_s=0.0, decode_s=0.0, score_s=0.0, steps=0)
+"""Of a lease that is given back."""
+
+
 @dataclass(frozen=True)
 class Member:
     """A process that serves requests: where it runs and which life of it this is."""

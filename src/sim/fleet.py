@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from src.core.types import (
+    NO_WORK,
     Blob,
     Commit,
     Lease,
@@ -139,7 +140,6 @@ class _Node:
 
 
 FINGERPRINT = "virtual"
-_NOTHING = WorkReport(denoise_s=0.0, decode_s=0.0, score_s=0.0, steps=0)
 _EMPTY = Blob("float32", (0,), b"")
 
 
@@ -219,7 +219,7 @@ class VirtualFleet:
         is_wanted = self._coordinator.commit(worker.name, run.lease.id, run.step, commits)
         if gives_back or not (is_wanted or is_last):
             worker.run = None
-            self._coordinator.push(worker.name, run.lease.id, (), _NOTHING)
+            self._coordinator.push(worker.name, run.lease.id, (), NO_WORK)
             self._go_on(worker)
         else:
             self._next_step(worker, run, self._durations.commit_s if commits else 0.0)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from src.core.clock import Clock, monotonic_s
 from src.core.protocols import Engine
-from src.core.types import Commit, Lease, Member, PolicyVersion, SampleResult, WorkReport
+from src.core.types import NO_WORK, Commit, Lease, Member, PolicyVersion, SampleResult, WorkReport
 from src.spot import weights
 from src.spot.members import Introduction, Joined
 from src.spot.notices import NoticeSource
@@ -26,7 +26,6 @@ _TELL_S = 0.1
 """A step without a commit is told at most this often: fast models would send more messages than steps are worth."""
 _LOOK_S = 0.5
 """How long a watching thread waits for a notice before it looks whether the worker has ended."""
-_NOTHING = WorkReport(denoise_s=0.0, decode_s=0.0, score_s=0.0, steps=0)
 
 
 class Transport(Protocol):
@@ -103,7 +102,7 @@ class Worker:
     def serve(self, lease: Lease) -> None:
         """Makes the samples of one lease under its policy and delivers them."""
         if self._noticed.is_set():
-            self._transport.push(self.name, lease.id, (), _NOTHING)
+            self._transport.push(self.name, lease.id, (), NO_WORK)
             return
         if lease.policy != self._held:
             self._load(lease.policy)
