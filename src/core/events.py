@@ -9,6 +9,8 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     notice           worker, grace_s, requests             (it will be gone so soon; how many requests it holds)
     worker_lost      worker, reason (preempted | killed | frozen | failed | left), requests     (how many it held)
                      (preempted: it was under notice, however it ended then)
+    regrouped        team, generation, members, stayed, regroup_s
+                     (an elastic group; the first `stayed` members were in it before; regroup_s since that one ended)
     worker_failed    worker, error                                 (its own fault; the next one is started)
     policy_published version, checksum, bytes, publish_s
     submitted        request_kind, iteration, count

@@ -15,6 +15,7 @@ from src.core.types import (
     Commit,
     Exploration,
     ExploredByInstance,
+    Generation,
     PolicyVersion,
     Prompt,
     RequestKind,
@@ -144,6 +145,22 @@ class Cluster(Protocol):
 
     def should_stop(self) -> bool:
         """Whether the user asked the job to finish and save."""
+
+
+class Team(Protocol):
+    """An elastic group as one of its members sees whoever decides about it."""
+
+    def next(self, after: int) -> Generation | None:
+        """Waits for a generation later than `after` that includes this process; None if there will be none.
+
+        Asking says that this process has left its group and is ready for another.
+        """
+
+    def broken(self, generation: int) -> None:
+        """The group of this generation failed, and this process has dropped it."""
+
+    def boundary(self, generation: int) -> bool:
+        """Whether all members are to leave the group now, between two steps; asked by the first of them."""
 
 
 class Updater(Protocol):

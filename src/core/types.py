@@ -271,6 +271,16 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """One membership of an elastic group, in the order of ranks. Numbers rise and are never used twice."""
+
+    number: int
+    members: tuple[str, ...]
+    stayed: int = 0
+    """The first so many members were in the generation before; the others have joined."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Membership of the training ranks: generation, their number, and how they split into dp x sp."""
 

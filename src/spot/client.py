@@ -12,6 +12,7 @@ from src.core.protocols import Engine
 from src.core.types import (
     Commit,
     Exploration,
+    Generation,
     Lease,
     Member,
     PolicyVersion,
@@ -81,6 +82,29 @@ class RayTransport:
 
     def notice(self, worker: str, grace_s: float) -> None:
         self._host.notice.remote(worker, grace_s)
+
+
+class RayTeam:
+    """A process's place in an elastic group (`core.protocols.Team`).
+
+    Args:
+        team, member: names of the group and of this process.
+    """
+
+    def __init__(self, host: Any, *, team: str, member: str) -> None:
+        self._host = host
+        self._team = team
+        self._member = member
+
+    def next(self, after: int) -> Generation | None:
+        generation: Generation | None = call(self._host.next_generation, self._team, self._member, after)
+        return generation
+
+    def broken(self, generation: int) -> None:
+        call(self._host.broken, self._member, generation)
+
+    def boundary(self, generation: int) -> bool:
+        return bool(call(self._host.boundary, self._member, generation))
 
 
 class RayCluster:

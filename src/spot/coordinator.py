@@ -30,12 +30,13 @@ from src.spot import messages as m
 from src.spot import weights
 from src.spot.cost import Ledger
 from src.spot.exploring import OpenExploration, PlannerFeed, asked_rows, decisions, opening
-from src.spot.members import Introduction, Joined, Lost
+from src.spot.members import Introduction, Joined, Lost, Store
 from src.spot.planning.protocol import Action as Plan
 from src.spot.planning.protocol import Planner
 from src.spot.planning.simple import NoExploration
 from src.spot.run_log import RunLog
 from src.spot.scheduler import Scheduler
+from src.spot.teams import Teams
 
 WEIGHTS_FOLDER = "weights"
 HEARTBEATS = 5
@@ -59,6 +60,7 @@ class Coordinator:
         folder: run folder: events.jsonl, metrics.jsonl and published weights are in it.
         scheduler: decides who makes which samples.
         planner: decides what is explored while exploration is open; nothing if None.
+        store: through which elastic groups form, if there are to be any.
         iteration, ledger: see `RunLog`.
         now: what the time axis of the run is read from.
         start_wall_s: when the run starts, in seconds since the epoch, if it is not now.
@@ -71,6 +73,7 @@ class Coordinator:
         folder: Path,
         scheduler: Scheduler,
         planner: Planner | None = None,
+        store: Store | None = None,
         iteration: int = 0,
         ledger: Ledger | None = None,
         now: Clock = monotonic_s,
@@ -86,6 +89,9 @@ class Coordinator:
         self._run = run
         self._weights_root = folder / WEIGHTS_FOLDER
         self._scheduler = scheduler
+        self.teams = Teams(heartbeat_timeout_s=scheduler.heartbeat_timeout_s)
+        """The elastic groups. What is told to them takes effect with `regroup`."""
+        self._store = store
         self._feed = PlannerFeed(planner or NoExploration())
         self._plans: list[Plan] = []
         """What the planner wants and has not got yet."""
@@ -109,7 +115,8 @@ class Coordinator:
 
     def introduce(self) -> Introduction:
         heartbeat_s = self._scheduler.heartbeat_timeout_s / HEARTBEATS
-        return Introduction(self._run, self.log.incarnation, self._weights_root, self.now(), heartbeat_s)
+        port = self._store.port if self._store else None
+        return Introduction(self._run, self.log.incarnation, self._weights_root, self.now(), heartbeat_s, port)
 
     # Workers
 
@@ -143,11 +150,13 @@ class Coordinator:
 
     def leave(self, worker: str, reason: str) -> bool:
         """The worker is gone, say those who watch it. Returns whether it was a member until now."""
+        self.teams.dead(self.now(), worker)
         was_member = bool(self._do(m.Leave(worker, reason)))
         self._explore()
         return was_member
 
     def heartbeat(self, worker: str) -> None:
+        self.teams.heartbeat(self.now(), worker)
         self._do(m.Heartbeat(worker))
 
     def pull(self, worker: str) -> bool:
@@ -161,6 +170,7 @@ class Coordinator:
 
     def notice(self, worker: str, grace_s: float) -> None:
         """The worker will be gone in `grace_s` seconds."""
+        self.teams.notice(self.now(), worker)
         self._do(m.Notice(worker, self.now() + grace_s))
         self._explore()
 
@@ -184,8 +194,41 @@ class Coordinator:
         """To be called a few times a second: finds frozen workers and leases that are over. Returns whether there were
         any."""
         changed = bool(self._do(m.Tick()))
+        for member in self.teams.silence(self.now()):
+            if member not in self._members:  # else the scheduler sees it
+                self.lost.append(Lost(member, "frozen"))
+                changed = True
         self._explore()
         return changed
+
+    # Elastic groups
+
+    def enlist(self, team: str, member: str) -> None:
+        """The member is warm, belongs to no group, and waits for a generation with it."""
+        self.teams.enlist(self.now(), team, member)
+
+    def broken(self, member: str, generation: int) -> None:
+        """The member has dropped the group of this generation after an error."""
+        self.teams.broken(self.now(), member, generation)
+
+    def boundary(self, member: str, generation: int) -> bool:
+        """The first member of a generation stands between two steps; returns whether all its members leave it."""
+        return self.teams.boundary(self.now(), member, generation)
+
+    def regroup(self) -> bool:
+        """Forms the generations whose time has come; returns whether there were any."""
+        formed = self.teams.advance(self.now())
+        for made in formed:
+            generation = made.generation
+            self.record(
+                "regrouped",
+                team=made.team,
+                generation=generation.number,
+                members=list(generation.members),
+                stayed=generation.stayed,
+                regroup_s=round(self.now() - made.broken_s, 6),
+            )
+        return bool(formed)
 
     def is_wanted(self, worker: str) -> bool:
         """Whether the worker may get leases: it is a member and under no notice."""
@@ -344,7 +387,8 @@ class Coordinator:
                     self._log("notice", worker=worker, grace_s=grace_s, requests=unfinished)
                 case m.Lose(worker, reason, unfinished):
                     self._noticed.discard(worker)
-                    self.lost.append(Lost(worker, reason, self._members.pop(worker).pid))
+                    del self._members[worker]
+                    self.lost.append(Lost(worker, reason))
                     self._log("worker_lost", worker=worker, reason=reason, requests=unfinished)
                 case m.Forget(kind, iteration, accepted, dropped):
                     self._log("closed", **_batch(kind, iteration), accepted=accepted, dropped=dropped)

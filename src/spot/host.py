@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from src.core.clock import monotonic_s
 from src.core.types import (
     Commit,
     Exploration,
+    Generation,
     Lease,
     PolicyVersion,
     RequestKey,
@@ -47,6 +49,7 @@ class Host:
             await asyncio.sleep(_TICK_S)
             if self._coordinator.tick():
                 self._wake()
+            self._regroup()
 
     async def pid(self) -> int:
         return os.getpid()
@@ -64,6 +67,7 @@ class Host:
     async def leave(self, worker: str, reason: str) -> bool:
         was_member = self._coordinator.leave(worker, reason)
         self._wake()
+        self._regroup()
         return was_member
 
     async def heartbeat(self, worker: str) -> None:
@@ -93,6 +97,35 @@ class Host:
     async def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         self._coordinator.push(worker, lease, results, report)
         self._wake()
+
+    # Elastic groups
+
+    async def next_generation(self, team: str, member: str, after: int) -> Generation | None:
+        """See `core.protocols.Team.next`."""
+        teams = self._coordinator.teams
+        self._coordinator.enlist(team, member)
+        self._wake()  # whoever waits for a lease may have to leave its group for this one
+        self._regroup()
+        await self._until(lambda: teams.generation(member, after) is not None or teams.is_out(member))
+        return teams.generation(member, after)
+
+    async def broken(self, member: str, generation: int) -> None:
+        self._coordinator.broken(member, generation)
+        self._wake()
+        self._regroup()
+
+    async def boundary(self, member: str, generation: int) -> bool:
+        leave = self._coordinator.boundary(member, generation)
+        self._regroup()
+        return leave
+
+    def _regroup(self) -> None:
+        """Forms generations, now and when those are due that wait for reports."""
+        if self._coordinator.regroup():
+            self._wake()
+        due_s = self._coordinator.teams.due_s
+        if due_s < math.inf:
+            asyncio.get_running_loop().call_later(max(0.0, due_s - self._coordinator.now()), self._regroup)
 
     # The trainer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from src.core.protocols import Engine
 from src.core.types import Member, RequestKind
@@ -24,15 +25,22 @@ class Introduction:
     """Seconds since the start of the run."""
     heartbeat_s: float
     """How often to show signs of life."""
+    store_port: int | None = None
+    """Of the store on the coordinator's machine through which elastic groups form; None if there are none."""
+
+
+class Store(Protocol):
+    """The server through which elastic groups form. It ends with the coordinator."""
+
+    port: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker that is no member any more, and the process that it was."""
+    """A worker that is no member any more."""
 
     worker: str
     reason: str
-    pid: int
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from src.core.events import read_jsonl
 from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
 from src.spot.coordinator import Coordinator
 from src.spot.host import Host
-from src.spot.members import Joined
+from src.spot.members import Joined, Lost
 from src.spot.scheduler import Scheduler
 from tests.spot.fakes import requests
 
@@ -128,3 +128,54 @@ def test_who_does_not_wait_gives_nothing_up(play):
         assert await host.close(keys, 0.0) == []
 
     assert not [event for event in play(scene) if event["kind"] == "wait_given_up"]
+
+
+def test_members_of_a_team_are_told_of_their_next_generation(play):
+    async def scene(host: Host) -> None:
+        first = await host.next_generation("sp0", "a", 0)
+        waiting = await meanwhile(host.next_generation("sp0", "b", 0))
+        assert await host.boundary("a", first.number)
+        back = await host.next_generation("sp0", "a", first.number)
+        assert back == await waiting
+        assert (back.members, back.stayed) == (("a", "b"), 1)
+        assert not await host.boundary("a", back.number)
+        await host.leave("b", "killed")  # a hears of it at its next boundary
+        assert await host.boundary("a", back.number)
+        assert (await host.next_generation("sp0", "a", back.number)).members == ("a",)
+
+    events = [event for event in play(scene) if event["kind"] == "regrouped"]
+    assert [event["members"] for event in events] == [["a"], ["a", "b"], ["a"]]
+
+
+def test_who_does_not_report_an_error_is_out_when_the_window_closes(play):
+    async def scene(host: Host) -> None:
+        host._coordinator.teams.found("ranks", ["a", "b", "c"])
+        await host.broken("c", 0)
+        await host.broken("a", 0)
+        assert (await host.next_generation("ranks", "a", 0)).members == ("a", "c")
+        again = await meanwhile(host.next_generation("ranks", "b", 0))  # it waits for the next boundary
+        assert await host.boundary("a", 1)
+        assert (await again).members == ("a", "c", "b")
+
+    (first, _) = (event for event in play(scene) if event["kind"] == "regrouped")
+    assert 0.05 <= first["regroup_s"] < 1.0
+
+
+def test_a_member_under_notice_is_told_to_end(play):
+    async def scene(host: Host) -> None:
+        await host.next_generation("sp0", "a", 0)
+        await host.notice("a", 30.0)
+        assert await host.boundary("a", 1)
+        assert await host.next_generation("sp0", "a", 1) is None
+
+    play(scene)
+
+
+def test_silent_members_are_ended(play):
+    async def scene(host: Host) -> None:
+        host._coordinator.teams.found("ranks", ["a", "b"])
+        for name in ("a", "b"):
+            await host.heartbeat(name)
+        assert await host.losses() == [Lost("a", "frozen"), Lost("b", "frozen")]
+
+    play(scene, heartbeat_timeout_s=0.5)

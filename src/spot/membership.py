@@ -2,25 +2,25 @@
 
 It is told the time with each event (`at_s`) and keeps no clock. Three ways lead to the next generation:
 
-    error      Members whose collective failed drop the group and report. The first report opens a window; who has
-               not reported when it closes is out: dead, or as good as dead. It may join again.
+    error      Members whose collective failed drop the group and report. The first report opens a window; who is not
+               known to be dead and has not reported when it closes is out all the same. It may join again.
     boundary   A notice or a join waits for the end of the step in hand. Rank 0 asks between two steps (`boundary`) and
                tells the others over the group, so that all leave it after the same step.
-    silence    A member without heartbeats is frozen: it counts as dead, and the others' collectives will time out.
+    silence    A member without heartbeats is frozen and counts as dead. Its process has to be ended, or the others'
+               collectives wait for their timeout.
+
+A death that nobody reports changes nothing before the next boundary: the others are in no collective.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from src.core.types import Generation
 
-@dataclass(frozen=True)
-class Generation:
-    """One membership: `members` in the order of their ranks. Numbers rise and are never used twice."""
-
-    number: int
-    members: tuple[str, ...]
+WINDOW_S = 0.05
+"""How long after the first report of an error the others' reports are waited for."""
 
 
 class Membership:
@@ -28,17 +28,19 @@ class Membership:
 
     Args:
         members: of generation 0, in the order of their ranks.
-        window_s: how long after the first report of an error the others' reports are waited for.
+        window_s: see `WINDOW_S`.
         heartbeat_timeout_s: a member that was silent for longer is frozen.
     """
 
-    def __init__(self, members: Sequence[str], *, window_s: float = 0.05, heartbeat_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, members: Sequence[str], *, window_s: float = WINDOW_S, heartbeat_timeout_s: float = 10.0
+    ) -> None:
         for name, value in (("window_s", window_s), ("heartbeat_timeout_s", heartbeat_timeout_s)):
             if value <= 0:
                 raise ValueError(f"Membership.{name} must be positive, got {value}")
         if len(set(members)) != len(members):
             raise ValueError(f"Membership.members must differ, got {list(members)}")
-        self.current = Generation(0, tuple(members))
+        self.current = Generation(0, tuple(members), len(members))
         self._window_s = window_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._heard_s: dict[str, float] = {}
@@ -46,6 +48,25 @@ class Membership:
         self._going: set[str] = set()
         self._coming: list[str] = []
         self._broken_s: float | None = None
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether somebody comes or goes: at the next boundary this generation ends."""
+        return bool(self._going or self._coming) or self._broken_s is not None
+
+    @property
+    def broken_s(self) -> float | None:
+        """When this generation ended, if it has."""
+        return self._broken_s
+
+    @property
+    def due_s(self) -> float:
+        """When the reports that are missing are no longer waited for."""
+        return math.inf if self._broken_s is None else self._broken_s + self._window_s
+
+    def includes(self, member: str) -> bool:
+        """Whether the member belongs to this generation and has not been lost."""
+        return member in self.current.members and member not in self._going
 
     # ---------------------------------------------------------------- events
 
@@ -71,12 +92,11 @@ class Membership:
             self._going.add(member)
 
     def dead(self, at_s: float, member: str) -> None:
-        """The member's process has ended: the others need not wait for its report."""
+        """The member's process has ended, or will be ended: the others need not wait for its report."""
         self._heard_s.pop(member, None)
         self._coming = [other for other in self._coming if other != member]
         if member in self.current.members:
             self._going.add(member)
-            self._break(at_s)
 
     def join(self, at_s: float, member: str) -> None:
         """The member is warm and wants in. If it is listed, its earlier life ended unseen."""
@@ -90,28 +110,36 @@ class Membership:
         """Rank 0 of the generation stands between two steps. True: all its members drop the group and wait."""
         if generation != self.current.number:
             return True
-        if not (self._going or self._coming or self._broken_s is not None):
+        if not self.is_changing:
             return False
         self._reported |= set(self.current.members) - self._going
         self._break(at_s)
         return True
 
+    def silence(self, at_s: float) -> list[str]:
+        """Counts those as dead that were not heard of for too long, and returns them."""
+        silent = [
+            member
+            for member in self.current.members
+            if member not in self._going and at_s - self._heard_s.get(member, at_s) > self._heartbeat_timeout_s
+        ]
+        for member in silent:
+            self.dead(at_s, member)
+        return silent
+
     # ---------------------------------------------------------------- decision
 
     def advance(self, at_s: float) -> Generation | None:
         """The next generation, if its time has come. Those who stay keep their order; who joins comes last."""
-        for member in self.current.members:
-            if at_s - self._heard_s.get(member, at_s) > self._heartbeat_timeout_s:
-                self.dead(at_s, member)
-        if self._coming and not self.current.members:
-            self._break(at_s)  # nobody is there who could reach a boundary
+        staying = [member for member in self.current.members if member not in self._going]
+        if self.is_changing and not staying:
+            self._break(at_s)  # nobody is there who could report or reach a boundary
         if self._broken_s is None:
             return None
-        staying = [member for member in self.current.members if member not in self._going]
-        if not self._reported.issuperset(staying) and at_s < self._broken_s + self._window_s:
+        if not self._reported.issuperset(staying) and at_s < self.due_s:
             return None
         survivors = [member for member in staying if member in self._reported]
-        self.current = Generation(self.current.number + 1, (*survivors, *self._coming))
+        self.current = Generation(self.current.number + 1, (*survivors, *self._coming), len(survivors))
         self._reported, self._going, self._coming, self._broken_s = set(), set(), [], None
         return self.current
 

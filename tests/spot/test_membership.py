@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.parallel.membership import Generation, Membership
+from src.core.types import Generation
+from src.spot.membership import Membership
 
 
 def test_nothing_happens_while_all_is_well():
@@ -14,7 +15,7 @@ def test_nothing_happens_while_all_is_well():
     assert group.advance(5.0) is None
     assert not group.boundary(6.0, 0)
     assert group.advance(7.0) is None
-    assert group.current == Generation(0, ("a", "b"))
+    assert group.current == Generation(0, ("a", "b"), 2)
 
 
 def test_survivors_of_a_crash_report_and_whoever_does_not_is_out_after_the_window():
@@ -22,7 +23,7 @@ def test_survivors_of_a_crash_report_and_whoever_does_not_is_out_after_the_windo
     group.broken(1.00, "c", 0)
     group.broken(1.02, "a", 0)
     assert group.advance(1.04) is None, "b may still report"
-    assert group.advance(1.05) == Generation(1, ("a", "c"))
+    assert group.advance(1.05) == Generation(1, ("a", "c"), 2)
 
 
 def test_a_death_that_is_known_need_not_be_waited_for():
@@ -31,18 +32,18 @@ def test_a_death_that_is_known_need_not_be_waited_for():
     group.broken(1.01, "a", 0)
     assert group.advance(1.01) is None
     group.broken(1.02, "c", 0)
-    assert group.advance(1.02) == Generation(1, ("a", "c"))
+    assert group.advance(1.02) == Generation(1, ("a", "c"), 2)
 
 
 def test_a_report_that_comes_too_late_is_no_error_of_the_new_generation():
     group = Membership(["a", "b", "c"])
     group.broken(1.0, "a", 0)
-    assert group.advance(1.1) == Generation(1, ("a",))
+    assert group.advance(1.1) == Generation(1, ("a",), 1)
     group.broken(1.2, "b", 0)
     assert group.advance(1.3) is None
     group.join(1.4, "b")
     assert group.boundary(1.5, 1)
-    assert group.advance(1.5) == Generation(2, ("a", "b"))
+    assert group.advance(1.5) == Generation(2, ("a", "b"), 1)
 
 
 def test_a_notice_waits_for_the_boundary():
@@ -50,7 +51,7 @@ def test_a_notice_waits_for_the_boundary():
     group.notice(1.0, "a")
     assert group.advance(9.0) is None
     assert group.boundary(9.5, 0)
-    assert group.advance(9.5) == Generation(1, ("b", "c"))
+    assert group.advance(9.5) == Generation(1, ("b", "c"), 2)
 
 
 def test_notices_and_joins_until_the_boundary_make_one_generation():
@@ -61,7 +62,7 @@ def test_notices_and_joins_until_the_boundary_make_one_generation():
     group.join(1.3, "e")
     group.notice(1.4, "e")
     assert group.boundary(2.0, 0)
-    assert group.advance(2.0) == Generation(1, ("a", "d"))
+    assert group.advance(2.0) == Generation(1, ("a", "d"), 1)
 
 
 def test_an_old_generation_is_told_to_leave():
@@ -78,16 +79,17 @@ def test_a_silent_member_is_frozen():
     group.heartbeat(1.0, "a")
     group.heartbeat(1.0, "b")
     group.heartbeat(3.5, "a")
+    assert group.silence(3.6) == ["b"]
     assert group.advance(3.6) is None, "b is out, but a is still in the collective"
     group.broken(3.62, "a", 0)
-    assert group.advance(3.62) == Generation(1, ("a",))
+    assert group.advance(3.62) == Generation(1, ("a",), 1)
 
 
 def test_a_member_that_comes_back_from_the_dead_joins_anew():
     group = Membership(["a", "b"])
     group.join(1.0, "a")
     group.broken(1.01, "b", 0)
-    assert group.advance(1.01) == Generation(1, ("b", "a"))
+    assert group.advance(1.01) == Generation(1, ("b", "a"), 1)
 
 
 def test_nobody_is_left_and_the_next_one_starts_alone():

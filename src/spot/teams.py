@@ -1,0 +1,121 @@
+"""The elastic groups of a run by name: who shares work with whom at this moment. Pure; time comes with each event.
+
+A team is a `Membership`: training ranks are one, the spot workers that share sequences are one for each group of
+places. A process is a member of one team, from when it enlists until it is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from src.core.types import Generation
+from src.spot.membership import WINDOW_S, Membership
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """A team has a new generation."""
+
+    team: str
+    generation: Generation
+    broken_s: float
+    """When the one before ended: the first report of an error, or the boundary."""
+
+
+class Teams:
+    """All teams of a run.
+
+    Args:
+        heartbeat_timeout_s, window_s: see `Membership`.
+    """
+
+    def __init__(self, *, heartbeat_timeout_s: float, window_s: float = WINDOW_S) -> None:
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._window_s = window_s
+        self._teams: dict[str, Membership] = {}
+        self._team_of: dict[str, str] = {}
+        self._leaving: set[str] = set()
+
+    @property
+    def due_s(self) -> float:
+        """When `advance` is to be called next, if nothing happens before; infinity if it need not."""
+        return min((team.due_s for team in self._teams.values()), default=float("inf"))
+
+    def found(self, team: str, members: Sequence[str]) -> None:
+        """A team whose first generation is known before anybody is there."""
+        self._teams[team] = self._membership(members)
+        self._team_of.update(dict.fromkeys(members, team))
+
+    # Events
+
+    def enlist(self, at_s: float, team: str, member: str) -> None:
+        """The member is warm and waits for a generation with it. It may say so again at any time."""
+        self._team_of[member] = team
+        membership = self._teams.setdefault(team, self._membership(()))
+        if member not in self._leaving and not membership.includes(member):
+            membership.join(at_s, member)
+
+    def heartbeat(self, at_s: float, member: str) -> None:
+        """The member is alive."""
+        if member in self._team_of:
+            self._of(member).heartbeat(at_s, member)
+
+    def broken(self, at_s: float, member: str, generation: int) -> None:
+        """The member has dropped the group of this generation after an error."""
+        self._of(member).broken(at_s, member, generation)
+
+    def notice(self, at_s: float, member: str) -> None:
+        """The member will be taken away, and leaves at the next boundary."""
+        if member in self._team_of:
+            self._leaving.add(member)
+            self._of(member).notice(at_s, member)
+
+    def dead(self, at_s: float, member: str) -> None:
+        """The member's process has ended."""
+        if member in self._team_of:
+            self._leaving.add(member)
+            self._of(member).dead(at_s, member)
+
+    def boundary(self, at_s: float, member: str, generation: int) -> bool:
+        """The first member of a generation stands between two steps. True: all its members leave the group now."""
+        return self._of(member).boundary(at_s, generation)
+
+    def silence(self, at_s: float) -> list[str]:
+        """Counts those as dead that were not heard of for too long; they are frozen, and somebody has to end them."""
+        silent = [member for team in self._teams.values() for member in team.silence(at_s)]
+        self._leaving.update(silent)
+        return silent
+
+    # Decisions
+
+    def is_changing(self, member: str) -> bool:
+        """Whether the member's generation ends at its next boundary."""
+        return member in self._team_of and self._of(member).is_changing
+
+    def generation(self, member: str, after: int) -> Generation | None:
+        """The member's generation, if it is a later one than `after` and includes it."""
+        current = self._of(member).current
+        return current if current.number > after and member in current.members else None
+
+    def is_out(self, member: str) -> bool:
+        """Whether the member belongs to no generation any more, and to no later one."""
+        return member in self._leaving and member not in self._of(member).current.members
+
+    def advance(self, at_s: float) -> list[Regrouped]:
+        """The generations whose time has come."""
+        regrouped = []
+        for name, team in self._teams.items():
+            broken_s = team.broken_s
+            generation = team.advance(at_s)
+            if generation is not None:
+                regrouped.append(Regrouped(name, generation, at_s if broken_s is None else broken_s))
+        return regrouped
+
+    def _of(self, member: str) -> Membership:
+        if member not in self._team_of:
+            raise ValueError(f"{member} is in no team")
+        return self._teams[self._team_of[member]]
+
+    def _membership(self, members: Sequence[str]) -> Membership:
+        return Membership(members, window_s=self._window_s, heartbeat_timeout_s=self._heartbeat_timeout_s)
