@@ -211,11 +211,11 @@ def test_the_price_of_a_worker_is_that_of_all_its_gpus(tmp_path, clock):
     assert [(e["reserved_usd_per_hour"], e["spot_usd_per_hour"]) for e in opened] == [(40.0, 12.0), (40.0, 9.0)]
 
 
-def test_frozen_workers_are_reported_with_their_process(clock, coordinator):
+def test_frozen_workers_are_reported(clock, coordinator):
     worker = join(coordinator, 0)
     clock.now_s += 11
     coordinator.tick()
-    assert [(lost.worker, lost.reason, lost.pid) for lost in coordinator.lost] == [(worker, "frozen", 70)]
+    assert [(lost.worker, lost.reason) for lost in coordinator.lost] == [(worker, "frozen")]
     assert coordinator.workers() == 0
     assert not coordinator.pull(worker)
 
