@@ -6,7 +6,8 @@ python -m benchmarks.evidence --full             # and the ablations
 python -m benchmarks.evidence --table            # the tables, from the runs that are there
 
 Every system is first tried at three learning rates on the first two seeds and the calm market; the one with the best
-mean score over its iterations is run on all seeds and markets. Runs are kept in OUT and not repeated.
+mean score over its iterations is run on all seeds and markets. Runs are kept in OUT and not repeated; OUT/curves.svg
+shows score against hours and against usd.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.evidence.figure import picture
 from benchmarks.evidence.runs import Row, Run, Store, planned, with_scores
 from benchmarks.evidence.systems import ABLATIONS, BASELINES, LEARNING_RATES, SPOTLIGHT, TRACES, System
 from benchmarks.evidence.tables import effort_table, figures, ratio_table, scores
@@ -79,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for system in ABLATIONS if options.full else ():
         found[system.name] = rows_of(system, store, rates[SPOTLIGHT.name], seeds, traces, None)
     store.close()
+    (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
     if options.table:
         print(ratio_table(found, baselines, SPOTLIGHT.name), effort_table(found, baselines), sep="\n\n")
     else:
