@@ -95,6 +95,23 @@ def test_sd35_large_predicts_24_of_96_images():
     assert within(rollout_s + train_s, 451.0 + 240.0)
 
 
+def mixgrpo_s(hardware: Hardware, *, steps: int, trained_steps: int) -> float:
+    """Iteration of 12 images on each of 32 GPUs."""
+    rollout_s = hardware.denoise_s(12, steps, guidance=False) + hardware.decode_score_s(12)
+    return rollout_s + hardware.train_s(12 * 32, trained_steps, gpus=32, guidance=False)
+
+
+def test_flux_is_fitted_to_two_iterations():
+    flux = shipped("flux_720")
+    found = [mixgrpo_s(flux, steps=25, trained_steps=trained) for trained in (14, 4)]
+    assert found == pytest.approx([291.0, 151.0], rel=0.005)
+
+
+@pytest.mark.parametrize(("steps", "published_s"), [(16, 112.372), (8, 83.278)])
+def test_flux_predicts_rollouts_of_fewer_steps(steps: int, published_s: float):
+    assert within(mixgrpo_s(shipped("flux_720"), steps=steps, trained_steps=4), published_s)  # MixGRPO-Flash, table 2
+
+
 def test_the_optimistic_variant_differs_in_regrouping_alone():
     usual, optimistic = shipped("qwen_image_h100"), shipped("qwen_image_h100_optimistic")
     differing = [a.name for a, b in zip(usual.table(), optimistic.table(), strict=True) if a != b]
