@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import diffusers
@@ -53,15 +53,15 @@ class Fingerprint:
     libraries: str
 
     @classmethod
-    def of(cls, adapter: DiTAdapter, batch_size: int, sp_degree: int = 1) -> Fingerprint:
-        """The fingerprint of this process."""
+    def of(cls, adapter: DiTAdapter, batch_size: int) -> Fingerprint:
+        """The fingerprint of this process, while it shares no sequences."""
         parameter = next(adapter.transformer.parameters())
         on_cpu = parameter.device.type == "cpu"
         name = platform.machine() if on_cpu else torch.cuda.get_device_name(parameter.device)
         return cls(
             device=f"{parameter.device.type}:{name}",
             dtype=str(parameter.dtype).removeprefix("torch."),
-            sp_degree=sp_degree,
+            sp_degree=1,
             batch_size=batch_size,
             threads=torch.get_num_threads() if on_cpu else 0,
             cpu=torch.backends.cpu.get_cpu_capability() if on_cpu else "",
@@ -89,7 +89,7 @@ class RolloutEngine:
         sampler: denoises with the process's model.
         reward: scores every image; a sample that it cannot score fails, it never counts as reward 0.
         judge: an independent scorer of rollouts and held-out images that nothing is optimised for.
-        sp_degree: processes that share the model's sequences.
+        sp_degree: processes that share the model's sequences; it may change between two leases.
     """
 
     def __init__(self, *, sampler: Sampler, reward: Reward, judge: Reward, sp_degree: int = 1) -> None:
@@ -98,7 +98,12 @@ class RolloutEngine:
         self._reward = reward
         self._judge = judge
         self._checksum: str | None = None
-        self.fingerprint = str(Fingerprint.of(sampler.adapter, sampler.batch_size, sp_degree))
+        self.sp_degree = sp_degree
+        self._alone = Fingerprint.of(sampler.adapter, sampler.batch_size)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(replace(self._alone, sp_degree=self.sp_degree))
 
     @property
     def batch_size(self) -> int:
@@ -118,9 +123,17 @@ class RolloutEngine:
         self._checksum = self._adapter.checksum()
         return self._checksum
 
-    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
+    def assist(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        resume: Sequence[Commit] = (),
+        should_yield: Callable[[], bool] = never,
+    ) -> None:
+        spec = requests[0].spec
         seeds, cond, begin = self._begin(requests, resume)
-        self._sampler.advance(begin, seeds, cond, requests[0].spec, until=requests[0].spec.steps)
+        self._sampler.advance(begin, seeds, cond, spec, until=spec.steps, should_stop=should_yield)
+        should_yield()  # as in `serve` when the steps are done
 
     def serve(
         self,

@@ -85,7 +85,9 @@ class Worker:
     def join(self) -> None:
         engine = self._engine
         joined = Joined(self._member, os.getpid(), engine.batch_size, engine.fingerprint)
-        introduction = self._transport.join(joined)
+        self._learn(self._transport.join(joined))
+
+    def _learn(self, introduction: Introduction) -> None:
         self._weights_root = introduction.weights_root
         self._heartbeat_s = introduction.heartbeat_s
 
@@ -104,8 +106,7 @@ class Worker:
         if self._noticed.is_set():
             self._transport.push(self.name, lease.id, (), NO_WORK)
             return
-        if lease.policy != self._held:
-            self._load(lease.policy)
+        self._prepare(lease)
         results, report = self._engine.serve(
             lease.requests,
             self.name,
@@ -115,6 +116,14 @@ class Worker:
             should_yield=lambda: self._noticed.is_set() or self._transport.is_dropped(),
         )
         self._transport.push(self.name, lease.id, results, report)
+
+    def _prepare(self, lease: Lease) -> None:
+        self._hold(lease.policy)
+
+    def _hold(self, policy: PolicyVersion) -> None:
+        """Has the engine hold a policy."""
+        if policy != self._held:
+            self._load(policy)
 
     def _load(self, policy: PolicyVersion) -> None:
         self._held = None  # a load that fails half-way leaves no policy in the engine
