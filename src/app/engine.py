@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import diffusers
@@ -53,15 +53,15 @@ class Fingerprint:
     libraries: str
 
     @classmethod
-    def of(cls, adapter: DiTAdapter, batch_size: int) -> Fingerprint:
-        """The fingerprint of this process, while it shares no sequences."""
+    def of(cls, adapter: DiTAdapter, batch_size: int, sp_degree: int = 1) -> Fingerprint:
+        """The fingerprint of this process."""
         parameter = next(adapter.transformer.parameters())
         on_cpu = parameter.device.type == "cpu"
         name = platform.machine() if on_cpu else torch.cuda.get_device_name(parameter.device)
         return cls(
             device=f"{parameter.device.type}:{name}",
             dtype=str(parameter.dtype).removeprefix("torch."),
-            sp_degree=1,
+            sp_degree=sp_degree,
             batch_size=batch_size,
             threads=torch.get_num_threads() if on_cpu else 0,
             cpu=torch.backends.cpu.get_cpu_capability() if on_cpu else "",
@@ -89,7 +89,7 @@ class RolloutEngine:
         sampler: denoises with the process's model.
         reward: scores every image; a sample that it cannot score fails, it never counts as reward 0.
         judge: an independent scorer of rollouts and held-out images that nothing is optimised for.
-        sp_degree: processes that share the model's sequences; it may change between two leases.
+        sp_degree: processes that share the model's sequences.
     """
 
     def __init__(self, *, sampler: Sampler, reward: Reward, judge: Reward, sp_degree: int = 1) -> None:
@@ -98,12 +98,15 @@ class RolloutEngine:
         self._reward = reward
         self._judge = judge
         self._checksum: str | None = None
-        self.sp_degree = sp_degree
-        self._alone = Fingerprint.of(sampler.adapter, sampler.batch_size)
+        self.fingerprint = self.fingerprint_at(sp_degree)
 
-    @property
-    def fingerprint(self) -> str:
-        return str(replace(self._alone, sp_degree=self.sp_degree))
+    def fingerprint_at(self, sp_degree: int) -> str:
+        """What it is when so many processes share the model's sequences."""
+        return str(Fingerprint.of(self._adapter, self._sampler.batch_size, sp_degree))
+
+    def share(self, sp_degree: int) -> None:
+        """From now on so many processes share the model's sequences."""
+        self.fingerprint = self.fingerprint_at(sp_degree)
 
     @property
     def batch_size(self) -> int:

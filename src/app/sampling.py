@@ -16,8 +16,8 @@ from src.models.load import load_adapter
 from src.models.sampler import Sampler
 
 if TYPE_CHECKING:
-    from src.parallel.elastic import ElasticEngine
     from src.parallel.mesh import Mesh
+    from src.parallel.team_engine import ElasticEngine
 
 
 def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
@@ -78,8 +78,8 @@ def build_worker_engine(config: Config) -> RolloutEngine:
 
 def build_team_engine(config: Config) -> ElasticEngine:
     """The engine of a spot worker whose sequences are shared with whoever is in its team."""
-    from src.parallel.elastic import ElasticEngine  # imported here: others need no process groups
     from src.parallel.families import parallelize
+    from src.parallel.team_engine import ElasticEngine  # imported here: others need no process groups
     from src.parallel.ulysses import SequenceGroup
 
     cluster, sequence = config["cluster"], SequenceGroup()

@@ -37,7 +37,8 @@ _NOTHING, _END = 0, -1
 class Shareable(Engine, Protocol):
     """An engine whose fingerprint tells how many processes share its sequences."""
 
-    sp_degree: int
+    def share(self, sp_degree: int) -> None:
+        """From now on so many do."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +99,14 @@ class ElasticEngine:
                 device=self._device,
             )
         self._sequence.enter(self._group)
-        self._engine.sp_degree = size
+        self._engine.share(size)
 
     def drop(self) -> None:
         if self._group is not None:
             self._group.drop()
         self._group = None
         self._sequence.enter(None)
-        self._engine.sp_degree = 1
+        self._engine.share(1)
 
     def announce(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
         if self._group is not None:

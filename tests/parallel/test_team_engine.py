@@ -16,7 +16,7 @@ from src.core.types import (
     SampleResult,
     WorkReport,
 )
-from src.parallel.elastic import ElasticEngine
+from src.parallel.team_engine import ElasticEngine
 from src.parallel.ulysses import SequenceGroup
 from tests.parallel.ranks import Rank, RankPool
 from tests.parallel.test_cluster import request
@@ -28,14 +28,13 @@ class SteppingEngine:
     """Counts its steps, and asks before each of them and once after the last."""
 
     batch_size = 2
-    sp_degree = 1
+    fingerprint = "sp1"
 
     def __init__(self) -> None:
         self.steps: list[tuple[tuple[int, ...], int]] = []
 
-    @property
-    def fingerprint(self) -> str:
-        return f"sp{self.sp_degree}"
+    def share(self, sp_degree: int) -> None:
+        self.fingerprint = f"sp{sp_degree}"
 
     def load_weights(self, folder: Any) -> str:
         return ""
