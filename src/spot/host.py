@@ -76,7 +76,7 @@ class Host:
     async def pull(self, worker: str) -> Lease | None:
         """Waits for a lease; None if the worker is no member any more, or under notice, or its team changes."""
         coordinator = self._coordinator
-        if coordinator.pull(worker):
+        if not coordinator.teams.is_changing(worker) and coordinator.pull(worker):
             await self._until(
                 lambda: (
                     worker in coordinator.granted
