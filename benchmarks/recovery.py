@@ -11,6 +11,7 @@ generation have done a collective, and its leader has made a denoising step (of 
     frozen           SIGSTOP: bounded by `heartbeat_timeout_s`, here 2 s
     warm             from when a spare, with its libraries and frozen weights in memory, is told to join, until all
                      three go on; it gets the trained weights from the files that its siblings have read
+    pause            how long those who are there make no step while somebody joins
     new              the same from when its process is started, frozen weights included
     cold             all three are killed: until all three go on, after new processes, imports, model build, weights
                      and group, as systems without elastic groups do it
@@ -226,9 +227,12 @@ def blow(bench: Bench, number: signal.Signals, name: str, times: Times) -> None:
     at_s = monotonic_s()
     os.kill(pid, number)
     after, collective_s, step_s = bench.next(before["generation"])
-    if len(after["members"]) == TEAM - 1:
+    if len(after["members"]) < TEAM:  # else the next one was faster
         times.setdefault(name, []).append((collective_s - at_s, step_s - at_s))
     whole, collective_s, step_s = bench.next(before["generation"], TEAM)
+    paused_s = max(bench.traces("step", whole["generation"] - 1), default=None)
+    if paused_s is not None:
+        times.setdefault("pause", []).append((collective_s - paused_s, step_s - paused_s))
     (newcomer,) = set(whole["members"]) - set(before["members"])
     if bench.fleet._spares_wanted:
         times.setdefault("warm", []).append(tuple(end - bench.fleet.told_s[newcomer] for end in (collective_s, step_s)))  # type: ignore[arg-type]
@@ -274,7 +278,7 @@ def team(config: Config, ballast: int, *, spares: int, seed: int) -> Iterator[Be
             yield Bench(fleet, folder, seed)
 
 
-def work(config: Config, count: int = 20_000) -> list[SampleRequest]:
+def work(config: Config, count: int = 4000) -> list[SampleRequest]:
     prompt = task(config).train_prompts[0]
     keys = [RequestKey("run", 1, RequestKind.EXPLORE, 0, seed, POLICY, SPEC.steps) for seed in range(count)]
     return [SampleRequest(key, prompt, SPEC) for key in keys]
@@ -290,7 +294,7 @@ def measure(ballast: int, *, kills: int, notices: int, freezes: int, restarts: i
         ):
             for event in range(count):
                 blow(bench, number, name, times)
-                say(f"{ballast} bytes, {name} {event}: {times[name][-1:]}, warm {times['warm'][-1]}")
+                say(f"{ballast} bytes, {name} {event}: {times.get(name, [])[-1:]}, warm {times['warm'][-1]}")
     with team(config, ballast, spares=0, seed=1) as bench:
         for _ in range(restarts):
             blow(bench, signal.SIGKILL, "killed before new", times)

@@ -14,11 +14,14 @@ from the last commits. Either way every member asks for the next generation with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+from src.core.folders import FolderError
 from src.core.protocols import GroupLost, Team, TeamEngine
 from src.core.types import NO_WORK, Generation, Lease, Member
+from src.spot import weights
 from src.spot.members import Introduction
 from src.spot.notices import NoticeSource
 from src.spot.worker import Transport, Worker
@@ -75,6 +78,7 @@ class TeamWorker(Worker):
         self._learn(introduction)
         assert introduction.store_port is not None, "teams need a store"
         with self._watching():
+            self._catch_up()
             number = 0
             while (generation := self._team.next(number)) is not None:
                 number = generation.number
@@ -82,6 +86,13 @@ class TeamWorker(Worker):
                     self._take_part(generation, introduction.store_port)
                 except GroupLost:
                     self._team.broken(number)
+
+    def _catch_up(self) -> None:
+        """Loads the newest policy before this process asks to be let in, so that the others need not wait for it."""
+        published = weights.versions(self._weights_root)
+        if published:
+            with suppress(FolderError):  # it was retired meanwhile
+                self._hold(published[-1])
 
     def _take_part(self, generation: Generation, store_port: int) -> None:
         """Serves or follows until the generation ends. Raises GroupLost if it ends in an error."""

