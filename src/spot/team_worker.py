@@ -110,15 +110,21 @@ class TeamWorker(Worker):
         self._member = replace(self._alone, gpus=len(generation.members))
         self.join()
         try:
-            while True:
-                lease = self._queue.pull(self.name, meanwhile=self._shared.remind, every_s=self._shared.patience_s / 4)
-                if lease is not None:
-                    self.serve(lease)
-                elif self._team.boundary(generation.number):
-                    self._shared.release()
-                    return
-        finally:
+            self._serve_until_boundary(generation.number)
+        except GroupLost:
             self._queue.stand_down(self.name)
+            raise
+        self._queue.stand_down(self.name)  # after any other error this process is lost, as a member
+
+    def _serve_until_boundary(self, number: int) -> None:
+        every_s = self._shared.patience_s / 4
+        while True:
+            lease = self._queue.pull(self.name, meanwhile=self._shared.remind, every_s=every_s)
+            if lease is not None:
+                self.serve(lease)
+            elif self._team.boundary(number):
+                self._shared.release()
+                return
 
     def serve(self, lease: Lease) -> None:
         try:

@@ -41,7 +41,8 @@ class Transport(Protocol):
         """Tells how far a lease is, with commits if there are any; does not wait."""
 
     def is_dropped(self) -> bool:
-        """Whether it was heard that nobody waits any more for the lease that was told of last; does not wait."""
+        """Whether it was heard that the lease that was told of last is not to be gone on with: nobody waits for it any
+        more, or the worker's team changes. Does not wait."""
 
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         """Delivers results, after all commits."""

@@ -181,6 +181,19 @@ def test_an_error_of_its_own_ends_the_process_and_the_group(published):
     assert script.told[-2:] == [("follow",), ("drop",)]
 
 
+def test_a_leader_that_fails_by_itself_is_still_a_member_so_that_the_attempt_counts(published):
+    script = TeamScript(published, [Generation(1, (ME, OTHER))], [lease(0, V0, 1)])
+    engine = TeamFake(script.told)
+
+    def fail(*arguments, **options):
+        raise MemoryError
+
+    engine.serve = fail
+    with pytest.raises(MemoryError):
+        TeamWorker(name="sp0", member=MEMBER, engine=engine, transport=script, team=script).run()
+    assert script.told[-2:] == [("announce", 1), ("drop",)]
+
+
 def test_under_notice_a_lease_is_given_back_and_nobody_is_called_for_it(published):
     class AtOnce:
         told = threading.Event()
