@@ -2,10 +2,10 @@
 
 python -m benchmarks.recovery [--events 50] [--restarts 10]
 
-A real fleet: Ray, coordinator, and three workers of the tiny model that share sequences and have work all the time.
-The weights (trained ones, published by the trainer, and frozen ones in the model's folder) are filled up with ballast
-to 20 MB and to 1 GB each. Everything has the same two end points, by the clock of the machine: all members of the new
-generation have done a collective, and its leader has made a denoising step (of the lease that was interrupted).
+A real fleet: Ray, coordinator, and three workers of the tiny model that share sequences, and have work when something
+happens. The weights (trained ones, published by the trainer, and frozen ones in the model's folder) are filled up with
+ballast to 20 MB and to 1 GB each. Everything has the same two end points, by the clock of the machine: all members of
+the new generation have done a collective, and its leader has made a denoising step (of the lease that was interrupted).
 
     killed, warned   SIGKILL, SIGTERM of a random member at a random moment, until the others go on
     frozen           SIGSTOP: bounded by `heartbeat_timeout_s`, here 2 s
@@ -23,6 +23,8 @@ against files that are not in memory and come no faster than a network of 10 and
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import random
 import signal
@@ -44,12 +46,13 @@ from src.app.config import Config, task
 from src.app.job import LOOPBACK_ONLY, make_store
 from src.app.sampling import build_team_engine, build_worker_engine
 from src.core.clock import monotonic_s, sleep_s
-from src.core.events import JsonLines, read_jsonl
+from src.core.events import JsonLines
 from src.core.protocols import OnStep, never, unwatched
 from src.core.types import (
     Commit,
     Generation,
     PolicyVersion,
+    Prompt,
     RequestKey,
     RequestKind,
     SampleRequest,
@@ -69,10 +72,13 @@ from src.spot.session import ray
 
 TEAM = 3
 HEARTBEAT_TIMEOUT_S = 2.0
-OVERRIDES = ["experiment=tiny_text", "model.batch_size=4", f"cluster.sp_degree={TEAM}"]
+BATCH_SIZE = 4
+OVERRIDES = ["experiment=tiny_text", f"model.batch_size={BATCH_SIZE}", f"cluster.sp_degree={TEAM}"]
 SPEC = SampleSpec(steps=100)
+LEASES = 3
+"""That a team is given for each event; it has nothing to do while a spare starts."""
 SETTLED_STEPS = 5
-"""Steps of a generation after which the next blow may fall."""
+"""Of them, after which the blow may fall."""
 PATIENCE_S = 300.0
 POLL_S = 0.002
 BALLAST = "ballast.safetensors"
@@ -166,28 +172,59 @@ class NotedFleet(Fleet):
 class Bench:
     """A team at work, and what is seen of it."""
 
-    def __init__(self, fleet: NotedFleet, folder: Path, seed: int) -> None:
+    def __init__(self, fleet: NotedFleet, cluster: RayCluster, prompt: Prompt, folder: Path, seed: int) -> None:
         self.fleet = fleet
         self.rng = random.Random(seed)
+        self._cluster = cluster
+        self._prompt = prompt
+        self._seeds = itertools.count()
         self._folder = folder
+        self._files: dict[Path, int] = {}
+        self._generations: list[dict[str, Any]] = []
+        self._traces: dict[tuple[str, int], list[float]] = {}
 
     def generations(self) -> list[dict[str, Any]]:
-        return [event for event in read_jsonl(self._folder / "events.jsonl") if event["kind"] == "regrouped"]
+        self._generations += [event for event in self._fresh("events.jsonl") if event["kind"] == "regrouped"]
+        return self._generations
 
     def traces(self, what: str, generation: int) -> list[float]:
         """Times of one kind in one generation, in order."""
-        rows = [row for path in self._folder.glob("[0-9]*.jsonl") for row in read_jsonl(path)]
-        return sorted(row["at_s"] for row in rows if row["what"] == what and row["generation"] == generation)
+        for row in self._fresh("[0-9]*.jsonl"):
+            self._traces.setdefault((row["what"], row["generation"]), []).append(row["at_s"])
+        return sorted(self._traces.get((what, generation), []))
+
+    def _fresh(self, pattern: str) -> Iterator[dict[str, Any]]:
+        """What was appended to these files since they were looked at."""
+        for path in self._folder.glob(pattern):
+            begin = self._files.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(begin)
+                data = file.read()
+            whole = data.rfind(b"\n") + 1
+            self._files[path] = begin + whole
+            yield from map(json.loads, data[:whole].splitlines())
 
     def settled(self) -> dict[str, Any]:
-        """Waits for a whole team that has made some steps, and for the spares."""
+        """Waits for a whole team and the spares, and gives the team some leases; returns when it has made some steps
+        of them."""
 
-        def look() -> dict[str, Any] | None:
+        def whole() -> dict[str, Any] | None:
             found = self.generations()
-            whole = found and len(found[-1]["members"]) == TEAM and self.fleet.ready()
-            return found[-1] if whole and len(self.traces("step", found[-1]["generation"])) >= SETTLED_STEPS else None
+            return found[-1] if found and len(found[-1]["members"]) == TEAM and self.fleet.ready() else None
 
-        generation: dict[str, Any] = wait_for(look)
+        generation: dict[str, Any] = wait_for(whole)
+        made = len(self.traces("step", generation["generation"]))
+        seeds = itertools.islice(self._seeds, LEASES * BATCH_SIZE)
+        keys = [RequestKey("run", 1, RequestKind.EXPLORE, 0, seed, POLICY, SPEC.steps) for seed in seeds]
+        self._cluster.submit([SampleRequest(key, self._prompt, SPEC) for key in keys])
+        wait_for(
+            lambda: (
+                len(self.traces("step", generation["generation"])) >= made + SETTLED_STEPS
+                or self.generations()[-1] != generation
+            )
+        )
+        if self.generations()[-1] != generation:  # somebody was taken for frozen
+            return self.settled()
         sleep_s(self.rng.uniform(0.0, 0.3))
         return generation
 
@@ -255,7 +292,7 @@ def restart(bench: Bench, times: Times) -> None:
 
 @contextmanager
 def team(config: Config, ballast: int, *, spares: int, seed: int) -> Iterator[Bench]:
-    """A fleet with one team that has more to do than it ever can."""
+    """A fleet with one team."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_file({"ballast": torch.zeros(ballast // 4)}, folder / BALLAST)
@@ -273,15 +310,7 @@ def team(config: Config, ballast: int, *, spares: int, seed: int) -> Iterator[Be
             fleet.start()
             cluster = RayCluster(fleet.host, engine=own)
             cluster.publish(POLICY, own.save_weights)
-            cluster.submit(work(config))
-            del own
-            yield Bench(fleet, folder, seed)
-
-
-def work(config: Config, count: int = 4000) -> list[SampleRequest]:
-    prompt = task(config).train_prompts[0]
-    keys = [RequestKey("run", 1, RequestKind.EXPLORE, 0, seed, POLICY, SPEC.steps) for seed in range(count)]
-    return [SampleRequest(key, prompt, SPEC) for key in keys]
+            yield Bench(fleet, cluster, task(config).train_prompts[0], folder, seed)
 
 
 def measure(ballast: int, *, kills: int, notices: int, freezes: int, restarts: int) -> Times:
