@@ -23,12 +23,14 @@ from omegaconf import DictConfig, OmegaConf
 from src.app.schema import complaint
 from src.core.events import read_jsonl
 from src.core.folders import FolderError, verify, write_whole
+from src.core.types import Member
 from src.models.location import is_model
-from src.parallel.plan import check_geometry
+from src.parallel.plan import check_geometry, groups_of
 from src.rl.geometry import BatchGeometry
 from src.rl.replay_log import ReplayLog
 from src.spot.cost import Ledger
 from src.spot.market import Market
+from src.spot.members import LOCAL
 from src.tasks.task import Task
 
 Config = Mapping[str, Any]
@@ -167,6 +169,7 @@ def check(config: Config) -> None:
             raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
         if config["cluster"]["notices"] is not None:
             build(config["cluster"]["notices"], "cluster.notices")
+        _check_teams(config)
     build_market(config)
     build_ledger(config)
     _check_ranks(config)
@@ -187,6 +190,26 @@ def _check_virtual(config: Config) -> None:
         build(config["hardware"], "hardware").sp_speedup(config["cluster"]["sp_degree"])
 
 
+def _check_teams(config: Config) -> None:
+    """Refuses spot workers that cannot share the model."""
+    degree = config["cluster"]["sp_degree"]
+    if config["model"]["compile"] and degree > 1:
+        raise ConfigError(f"model.compile cannot be combined with cluster.sp_degree={degree}")
+    if degree > _heads(config, degree):
+        raise ConfigError(
+            f"cluster.sp_degree must be at most the model's {_heads(config, degree)} attention heads, got {degree}"
+        )
+
+
+def _heads(config: Config, unknown: int) -> int:
+    """Attention heads of the model; `unknown` of one that is not here yet: a process that gets none idles."""
+    network = Path(config["model"]["path"]) / "transformer" / "config.json"
+    if not network.is_file():
+        return unknown
+    heads: int = json.loads(network.read_text(encoding="utf-8"))["num_attention_heads"]
+    return heads
+
+
 def _check_ranks(config: Config) -> None:
     """Refuses training ranks that cannot share the model and the batch."""
     parallel, devices, degree = config["parallel"], config["trainer"]["devices"], config["parallel"]["sp_degree"]
@@ -203,13 +226,11 @@ def _check_ranks(config: Config) -> None:
     if config["model"]["compile"] and degree > 1:
         raise ConfigError(f"model.compile cannot be combined with parallel.sp_degree={degree}")
     sizes = geometry(config)
-    network = Path(config["model"]["path"]) / "transformer" / "config.json"
-    heads = json.loads(network.read_text(encoding="utf-8"))["num_attention_heads"] if network.is_file() else degree
     with refusing():
         check_geometry(
             world=devices,
             degree=degree,
-            heads=heads,  # unknown of a model that is not here yet: a rank that gets none idles
+            heads=_heads(config, degree),
             pairs=min(sizes.pairs_of_update(update) for update in range(sizes.updates)),
         )
 
@@ -240,6 +261,15 @@ def spot_places(config: Config) -> int:
         return int(cluster["gpus_per_node"] * (len(market.nodes) if market else cluster["spot_nodes"]))
     workers: int = cluster["workers_per_node"] * len(market.nodes) if market else cluster["spot_workers"]
     return workers
+
+
+def spot_teams(config: Config) -> dict[tuple[str, int], str]:
+    """Which places of spot workers, as (node, slot), share sequences, by the name of their team."""
+    cluster, market = config["cluster"], build_market(config)
+    nodes, slots = (market.nodes, cluster["workers_per_node"]) if market else ((LOCAL,), cluster["spot_workers"])
+    places = [Member(node, slot) for node in nodes for slot in range(slots)]
+    groups = [group for group in groups_of(places, cluster["sp_degree"], across_nodes=True) if len(group) > 1]
+    return {(member.node, member.slot): f"sp{number}" for number, group in enumerate(groups) for member in group}
 
 
 _KEYS = {

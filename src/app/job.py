@@ -22,7 +22,7 @@ from typing import Any
 from hydra.utils import get_method
 from omegaconf import DictConfig
 
-from src.app.config import Config, ConfigError, RunPlan, build, build_ledger, build_market, plan_run
+from src.app.config import Config, ConfigError, RunPlan, build, build_ledger, build_market, plan_run, spot_teams
 from src.app.errors import Interrupted, JobFailed
 from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
@@ -31,6 +31,7 @@ from src.app.summary import Summary, five_lines, write_summary
 from src.core.events import Event, read_jsonl
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost
 from src.spot.fleet import Fleet
+from src.spot.members import Store
 from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
 from src.spot.run_log import EVENTS_FILE, News
@@ -39,7 +40,7 @@ from src.spot.scheduler import Scheduler
 POLL_S = 0.2
 
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""All ranks are on this machine; left to themselves, gloo and NCCL listen on the interface of its host name."""
+"""All processes are on this machine; left to themselves, gloo and NCCL listen on the interface of its host name."""
 
 
 def launch(config: DictConfig) -> float | None:
@@ -238,14 +239,25 @@ def make_coordinator(config: Config, run: str, folder: Path, iteration: int) -> 
         planner=build(config["planner"], "planner"),
         iteration=iteration,
         ledger=build_ledger(config),
+        store=make_store() if cluster["sp_degree"] > 1 else None,
     )
+
+
+def make_store() -> Store:
+    """What elastic groups form through, in the coordinator's process: torch is loaded there only if there are any."""
+    from src.parallel.group import serve_store
+
+    return serve_store()
 
 
 def make_engine(config: Config) -> Any:
     """The engine of a spot worker, in its own process: only there torch and diffusers are loaded."""
-    from src.app.sampling import build_worker_engine
+    from src.app.sampling import build_team_engine, build_worker_engine
 
-    return build_worker_engine(config)
+    if config["cluster"]["sp_degree"] == 1:
+        return build_worker_engine(config)
+    os.environ.update(LOOPBACK_ONLY)
+    return build_team_engine(config)
 
 
 def make_signs(section: Config) -> Signs:
@@ -276,6 +288,7 @@ def _fleet(plan: RunPlan) -> Fleet:
         spot_workers=cluster["workers_per_node"] if market else cluster["spot_workers"],
         market=market,
         spares=cluster["spares"],
+        teams=spot_teams(plan.config),
         respawn=cluster["respawn"],
     )
 

@@ -17,6 +17,7 @@ from src.models.sampler import Sampler
 
 if TYPE_CHECKING:
     from src.parallel.mesh import Mesh
+    from src.parallel.team_engine import ElasticEngine
 
 
 def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
@@ -70,9 +71,22 @@ def build_engine(config: Config, sampler: Sampler, *, sp_degree: int = 1) -> Rol
 
 
 def build_worker_engine(config: Config) -> RolloutEngine:
-    """The engine of a spot worker, with a model of its own."""
+    """The engine of a spot worker that shares its sequences with nobody, with a model of its own."""
     cluster = config["cluster"]
     return build_engine(config, build_sampler(config, device=cluster["device"], threads=cluster["threads"]))
+
+
+def build_team_engine(config: Config) -> ElasticEngine:
+    """The engine of a spot worker whose sequences are shared with whoever is in its team."""
+    from src.parallel.families import parallelize
+    from src.parallel.team_engine import ElasticEngine  # imported here: others need no process groups
+    from src.parallel.ulysses import SequenceGroup
+
+    cluster, sequence = config["cluster"], SequenceGroup()
+    sampler = build_sampler(config, device=cluster["device"], threads=cluster["threads"])
+    with refusing("cluster.sp_degree"):
+        parallelize(sampler.adapter.transformer, sequence)
+    return ElasticEngine(engine=build_engine(config, sampler), sequence=sequence, device=sampler.adapter.device)
 
 
 def build_rank_engine(config: Config, mesh: Mesh | None = None) -> tuple[Sampler, RolloutEngine]:

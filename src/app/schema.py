@@ -90,6 +90,7 @@ class Explore(Section):
 class LocalCluster(Section):
     spot_workers: Whole
     workers_per_node: Count
+    sp_degree: Count
     spares: Whole
     respawn: bool
     device: Device

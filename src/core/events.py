@@ -6,9 +6,10 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     node_came        node, gpus                    (a spot node is paid for from now on, while it starts as well)
     node_went        node
     worker_joined    worker, role, node, slot, gpus, pid, incarnation, fingerprint, batch_size
+                     (of those that share sequences the leader, once for each generation of the group)
     notice           worker, grace_s, requests             (it will be gone so soon; how many requests it holds)
     worker_lost      worker, reason (preempted | killed | frozen | failed | left), requests     (how many it held)
-                     (preempted: it was under notice, however it ended then)
+                     (preempted: it was under notice, however it ended then; left: or its group changes)
     regrouped        team, generation, members, stayed, regroup_s
                      (an elastic group; the first `stayed` members were in it before; regroup_s since that one ended)
     worker_failed    worker, error                                 (its own fault; the next one is started)

@@ -38,6 +38,10 @@ def never() -> bool:
     return False
 
 
+class GroupLost(RuntimeError):
+    """A member died, froze or left in the middle of a collective. The group is dropped; form the next generation."""
+
+
 class Engine(Protocol):
     """Makes samples: encodes the prompt, denoises, decodes, scores. One per process, one set of weights."""
 
@@ -73,8 +77,17 @@ class Engine(Protocol):
                 committed, and no result is returned unless only decoding and scoring are left.
         """
 
-    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
-        """Takes its part in samples that several processes make together, and whose results another one returns."""
+    def assist(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        resume: Sequence[Commit] = (),
+        should_yield: Callable[[], bool] = never,
+    ) -> None:
+        """Takes its part in samples that several processes make together, and whose results another one returns.
+
+        It asks `should_yield` as often as `serve` does there.
+        """
 
     def weights_changed(self) -> str:
         """Tells the engine that its model was updated in place; returns the new checksum."""
@@ -161,6 +174,40 @@ class Team(Protocol):
 
     def boundary(self, generation: int) -> bool:
         """Whether all members are to leave the group now, between two steps; asked by the first of them."""
+
+
+class TeamEngine(Engine, Protocol):
+    """The engine of a team's member: as long as a generation lasts, its members make samples together.
+
+    The first of them leads: it serves, and the others follow. At the first error of the group it is dropped, and
+    whatever the member was doing raises GroupLost.
+    """
+
+    @property
+    def patience_s(self) -> float:
+        """How long members wait for one another in the group. A leader has to speak more often."""
+
+    def form(self, team: str, generation: Generation, rank: int, *, store_port: int) -> None:
+        """Meets the other members of the generation as its member `rank`."""
+
+    def drop(self) -> None:
+        """Leaves the group, if there is one: from now on the engine works alone."""
+
+    def announce(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
+        """The leader is going to serve these next."""
+
+    def remind(self) -> None:
+        """The leader has nothing to do."""
+
+    def release(self) -> None:
+        """The leader ends the generation."""
+
+    def follow(self, prepare: Callable[[PolicyVersion], None]) -> None:
+        """Takes part in what the leader announces, until it ends the generation.
+
+        Args:
+            prepare: has this engine hold the policy.
+        """
 
 
 class Updater(Protocol):

@@ -73,8 +73,14 @@ class SharedEngine:
         self._tell(_Part(tuple(requests), tuple(resume)))
         return self._engine.serve(requests, worker, resume=resume, commit_every=commit_every, on_step=on_step)
 
-    def assist(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
-        self._engine.assist(requests, resume=resume)
+    def assist(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        resume: Sequence[Commit] = (),
+        should_yield: Callable[[], bool] = never,
+    ) -> None:
+        self._engine.assist(requests, resume=resume, should_yield=should_yield)
 
     def follow(self) -> None:
         """Denoises what the leader serves, until it `release`s."""

@@ -20,11 +20,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo, ReduceOp
 
+from src.core.protocols import GroupLost as GroupLost
+
 STORE_TIMEOUT_S = 60.0
-
-
-class GroupLost(RuntimeError):
-    """A member died, froze or left in the middle of a collective. The group is dropped; form the next generation."""
 
 
 def serve_store(host: str = "127.0.0.1", port: int = 0, *, timeout_s: float = STORE_TIMEOUT_S) -> TCPStore:
@@ -55,15 +53,25 @@ class ElasticGroup:
         name: of the group among others that form through the same store, such as `sp3`.
         generation: all members must mean the same one; it is never used twice.
         rank, size: place of this process in the group.
-        timeout_s: how long a collective, or the other members' arrival here, may take.
+        timeout_s: how long a collective may take.
+        arrival_s: how long the other members' arrival here may take, if not as long.
         device: of the tensors.
 
     Raises:
-        GroupLost: not all members came within `timeout_s`.
+        GroupLost: not all members came in time.
     """
 
     def __init__(
-        self, store: Store, *, name: str, generation: int, rank: int, size: int, timeout_s: float, device: torch.device
+        self,
+        store: Store,
+        *,
+        name: str,
+        generation: int,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        arrival_s: float | None = None,
+        device: torch.device,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank must be in 0..{size - 1}, got {rank}")
@@ -73,11 +81,13 @@ class ElasticGroup:
         self._rank, self._size = rank, size
         prefixed = PrefixStore(f"{name}/{generation}", store)
         self._backend: Any = None
-        self._run(lambda: self._form(prefixed, timedelta(seconds=timeout_s), device))
+        arrival = timedelta(seconds=timeout_s if arrival_s is None else arrival_s)
+        self._run(lambda: self._form(prefixed, timedelta(seconds=timeout_s), arrival, device))
 
-    def _form(self, store: Store, timeout: timedelta, device: torch.device) -> None:
+    def _form(self, store: Store, timeout: timedelta, arrival: timedelta, device: torch.device) -> None:
         if device.type == "cpu":
-            self._backend = ProcessGroupGloo(store, self._rank, self._size, timeout)
+            self._backend = ProcessGroupGloo(store, self._rank, self._size, arrival)
+            self._backend._set_default_timeout(timeout)
         else:
             from torch.distributed import ProcessGroupNCCL
 
@@ -103,6 +113,10 @@ class ElasticGroup:
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> ElasticGroup:
         return self._collective(lambda backend: backend.allgather(outputs, inputs))
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replaces the tensor by that of rank 0."""
+        self._collective(lambda backend: backend.broadcast(tensor, 0))
 
     def sum(self, tensor: Tensor) -> None:
         """Replaces the tensor by its sum over the group."""

@@ -52,14 +52,31 @@ class RayTransport:
         self._host = host
         self._commits: list[Any] = []  # on their way, since the last push
         self._dropped = False
+        self._pulled: Any = None  # the answer that is waited for
+
+    def introduce(self) -> Introduction:
+        introduction: Introduction = call(self._host.introduce)
+        return introduction
 
     def join(self, joined: Joined) -> Introduction:
         introduction: Introduction = call(self._host.join, joined)
         return introduction
 
-    def pull(self, worker: str) -> Lease | None:
-        lease: Lease | None = call(self._host.pull, worker)
+    def pull(
+        self, worker: str, *, meanwhile: Callable[[], None] | None = None, every_s: float | None = None
+    ) -> Lease | None:
+        self._pulled = self._host.pull.remote(worker)
+        while meanwhile is not None and not ray.wait([self._pulled], timeout=every_s)[0]:
+            meanwhile()
+        lease: Lease | None = _wait(self._pulled)
+        self._pulled = None
         return lease
+
+    def stand_down(self, worker: str) -> None:
+        call(self._host.stand_down, worker)
+        if self._pulled is not None:  # `meanwhile` has failed: nobody else may fetch what is granted next
+            _wait(self._pulled)
+            self._pulled = None
 
     def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> None:
         self._commits.append(self._host.commit.remote(worker, lease, step, commits))

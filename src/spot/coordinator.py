@@ -149,11 +149,17 @@ class Coordinator:
         return self.introduce()
 
     def leave(self, worker: str, reason: str) -> bool:
-        """The worker is gone, say those who watch it. Returns whether it was a member until now."""
-        self.teams.dead(self.now(), worker)
+        """The worker is gone, say those who watch it. Returns whether it was of any use: a member until now, or one
+        of a team."""
+        teamed = self.teams.dead(self.now(), worker)
         was_member = bool(self._do(m.Leave(worker, reason)))
         self._explore()
-        return was_member
+        return was_member or teamed
+
+    def stand_down(self, worker: str) -> None:
+        """The worker leads its team no longer: it is no member, and what it holds goes to others."""
+        self._do(m.Leave(worker, "left"))
+        self._explore()
 
     def heartbeat(self, worker: str) -> None:
         self.teams.heartbeat(self.now(), worker)
@@ -175,10 +181,10 @@ class Coordinator:
         self._explore()
 
     def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> bool:
-        """Takes how far a worker is with a lease, and from where it could go on elsewhere; returns whether somebody
-        still waits for it."""
+        """Takes how far a worker is with a lease, and from where it could go on elsewhere; returns whether it is to go
+        on: somebody still waits for it, and the worker's team stays as it is."""
         self._do(m.Commits(worker, lease, step, commits))
-        return self._scheduler.is_wanted(lease)
+        return self._scheduler.is_wanted(lease) and not self.teams.is_changing(worker)
 
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         """Takes what the worker made under a lease."""
@@ -220,6 +226,8 @@ class Coordinator:
         formed = self.teams.advance(self.now())
         for made in formed:
             generation = made.generation
+            for follower in generation.members[1:]:
+                self._expected_s.pop(follower, None)  # its first lease, if it ever leads, does not tell how it started
             self.record(
                 "regrouped",
                 team=made.team,

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from src.spot import session
 from src.spot.client import call
 from src.spot.coordinator import Coordinator, CoordinatorLost
 from src.spot.host import Host
-from src.spot.members import Lost
+from src.spot.members import LOCAL, Lost
 from src.spot.process import DEFAULTS, Process, WorkerSettings
 from src.spot.run_log import News
 from src.spot.session import ray
@@ -67,13 +67,14 @@ class Fleet:
 
     Args:
         coordinator: makes the coordinator in its own process (picklable).
-        engine: makes a worker's engine in its own process (picklable).
+        engine: makes a worker's engine in its own process (picklable); a `TeamEngine` if there are teams.
         spot_workers: how many to keep on each node that is there; 0 is fine.
         settings: how each runs.
         respawn: whether a lost worker is replaced while its node is there.
         market: which nodes are there. None: one, always.
         spares: processes that have built their engine and wait to take the place of a worker. They are no members and
             cost nothing in the ledger: they stand for a start from an image with everything in memory.
+        teams: names of those whose workers share sequences, by (node, slot). The coordinator then needs a store.
         object_store_bytes: shared memory through which large results pass.
     """
 
@@ -87,6 +88,7 @@ class Fleet:
         respawn: bool = True,
         market: mk.Market | None = None,
         spares: int = 0,
+        teams: Mapping[tuple[str, int], str] | None = None,
         object_store_bytes: int = 256 * 2**20,
     ) -> None:
         for name, value in (("spot_workers", spot_workers), ("spares", spares)):
@@ -99,6 +101,7 @@ class Fleet:
         self._respawn = respawn
         self._market = market
         self._spares_wanted = spares
+        self._teams = teams or {}
         self._object_store_bytes = object_store_bytes
         self._slots: dict[Any, _Slot] = {}  # by the reference that resolves when the worker has ended
         self._starting: dict[Any, _Slot] = {}  # by the reference that resolves when its process is ready
@@ -149,7 +152,7 @@ class Fleet:
         self._losses = self.host.losses.remote()
         self._now = RunClock(elapsed_s=call(self.host.introduce).elapsed_s)
         if self._market is None:
-            self._node_returns(_LOCAL)
+            self._node_returns(LOCAL)
         else:
             self._follow(self._market.handle(self._now(), mk.Start()))
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
@@ -211,7 +214,8 @@ class Fleet:
             self._starting[process.prepared] = slot
 
     def _run(self, slot: _Slot) -> None:
-        self._slots[slot.process.run(slot.member, self.host)] = slot
+        member = slot.member
+        self._slots[slot.process.run(member, self._teams.get((member.node, member.slot)), self.host)] = slot
 
     def _process(self) -> Process:
         return Process(self._make_engine, self._settings)
@@ -323,10 +327,6 @@ class Fleet:
             log.error("%d spot workers failed in a row in slot %d: it stays empty", failures, member.slot)
         elif self._respawn and member.node in self._present:
             self._spawn(member.node, member.slot, failures)
-
-
-_LOCAL = "local"
-"""The only node, where no market is played."""
 
 
 def _outcome(ended: Any) -> tuple[str, str | None]:

@@ -74,11 +74,22 @@ class Host:
         self._coordinator.heartbeat(worker)
 
     async def pull(self, worker: str) -> Lease | None:
-        """Waits for a lease; None if the worker is no member any more, or under notice."""
+        """Waits for a lease; None if the worker is no member any more, or under notice, or its team changes."""
         coordinator = self._coordinator
-        if coordinator.pull(worker):
-            await self._until(lambda: worker in coordinator.granted or not coordinator.is_wanted(worker))
+        if not coordinator.teams.is_changing(worker) and coordinator.pull(worker):
+            await self._until(
+                lambda: (
+                    worker in coordinator.granted
+                    or not coordinator.is_wanted(worker)
+                    or coordinator.teams.is_changing(worker)
+                )
+            )
+            coordinator.withdraw(worker)
         return coordinator.granted.pop(worker, None)
+
+    async def stand_down(self, worker: str) -> None:
+        self._coordinator.stand_down(worker)
+        self._wake()
 
     async def expect(self, worker: str) -> None:
         self._coordinator.expect(worker)

@@ -11,6 +11,9 @@ from src.core.protocols import Engine
 from src.core.types import Member, RequestKind
 from src.spot import messages as m
 
+LOCAL = "local"
+"""The only node of spot workers, where no market is played."""
+
 
 @dataclass(frozen=True)
 class Introduction:
@@ -32,7 +35,8 @@ class Introduction:
 class Store(Protocol):
     """The server through which elastic groups form. It ends with the coordinator."""
 
-    port: int
+    @property
+    def port(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from src.core.protocols import Engine
+from src.core.protocols import Engine, TeamEngine
 from src.core.types import Member
-from src.spot.client import RayTransport
+from src.spot.client import RayTeam, RayTransport
 from src.spot.notices import NoticeSource, Polling, Signs, Sigterm
 from src.spot.session import ray
+from src.spot.team_worker import TeamWorker
 from src.spot.worker import Worker, give_way
 
 
@@ -57,18 +58,29 @@ class SpotProcess:
         finally:
             give_way(niceness=settings.niceness, cpus=settings.cpus)
 
-    def run(self, member: Member, host: Any, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
-        """Serves as `member` until the worker is told to end. Raises what the engine raises, also when it is built."""
+    def run(
+        self, member: Member, team: str | None, host: Any, engine: Callable[[], Engine], settings: WorkerSettings
+    ) -> None:
+        """Serves as `member`, in a team or alone, until the worker is told to end.
+
+        Raises what the engine raises, also when it is built.
+        """
         built = self._engine or engine()  # if `prepare` failed, this tells why
         with Sigterm(node=member.node, grace_s=settings.grace_s) as sigterm:
             notices: list[NoticeSource] = [sigterm]
             if settings.signs is not None:
                 notices.append(Polling(signs=settings.signs(), node=member.node))
-            Worker(
+            every, transport = settings.commit_every, RayTransport(host)
+            if team is None:
+                Worker(member=member, engine=built, transport=transport, commit_every=every, notices=notices).run()
+                return
+            TeamWorker(
+                name=team,
                 member=member,
-                engine=built,
-                transport=RayTransport(host),
-                commit_every=settings.commit_every,
+                engine=cast(TeamEngine, built),
+                transport=transport,
+                team=RayTeam(host, team=team, member=member.name),
+                commit_every=every,
                 notices=notices,
             ).run()
 
@@ -84,9 +96,9 @@ class Process:
         self.prepared = self._actor.prepare.remote(engine, settings)
         """The reference that resolves when it has built its engine, or failed to."""
 
-    def run(self, member: Member, host: Any) -> Any:
+    def run(self, member: Member, team: str | None, host: Any) -> Any:
         """From now on it is that member. Returns the reference that resolves when it has ended."""
-        return self._actor.run.remote(member, host, self._engine, self._settings)
+        return self._actor.run.remote(member, team, host, self._engine, self._settings)
 
     @property
     def is_ready(self) -> bool:

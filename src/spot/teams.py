@@ -71,11 +71,13 @@ class Teams:
             self._leaving.add(member)
             self._of(member).notice(at_s, member)
 
-    def dead(self, at_s: float, member: str) -> None:
-        """The member's process has ended."""
-        if member in self._team_of:
-            self._leaving.add(member)
-            self._of(member).dead(at_s, member)
+    def dead(self, at_s: float, member: str) -> bool:
+        """The member's process has ended. Returns whether it ever was in a team."""
+        if member not in self._team_of:
+            return False
+        self._leaving.add(member)
+        self._of(member).dead(at_s, member)
+        return True
 
     def boundary(self, at_s: float, member: str, generation: int) -> bool:
         """The first member of a generation stands between two steps. True: all its members leave the group now."""

@@ -41,7 +41,8 @@ class Transport(Protocol):
         """Tells how far a lease is, with commits if there are any; does not wait."""
 
     def is_dropped(self) -> bool:
-        """Whether it was heard that nobody waits any more for the lease that was told of last; does not wait."""
+        """Whether it was heard that the lease that was told of last is not to be gone on with: nobody waits for it any
+        more, or the worker's team changes. Does not wait."""
 
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         """Delivers results, after all commits."""
@@ -85,7 +86,9 @@ class Worker:
     def join(self) -> None:
         engine = self._engine
         joined = Joined(self._member, os.getpid(), engine.batch_size, engine.fingerprint)
-        introduction = self._transport.join(joined)
+        self._learn(self._transport.join(joined))
+
+    def _learn(self, introduction: Introduction) -> None:
         self._weights_root = introduction.weights_root
         self._heartbeat_s = introduction.heartbeat_s
 
@@ -104,8 +107,7 @@ class Worker:
         if self._noticed.is_set():
             self._transport.push(self.name, lease.id, (), NO_WORK)
             return
-        if lease.policy != self._held:
-            self._load(lease.policy)
+        self._prepare(lease)
         results, report = self._engine.serve(
             lease.requests,
             self.name,
@@ -115,6 +117,14 @@ class Worker:
             should_yield=lambda: self._noticed.is_set() or self._transport.is_dropped(),
         )
         self._transport.push(self.name, lease.id, results, report)
+
+    def _prepare(self, lease: Lease) -> None:
+        self._hold(lease.policy)
+
+    def _hold(self, policy: PolicyVersion) -> None:
+        """Has the engine hold a policy."""
+        if policy != self._held:
+            self._load(policy)
 
     def _load(self, policy: PolicyVersion) -> None:
         self._held = None  # a load that fails half-way leaves no policy in the engine

@@ -17,7 +17,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from src.app.config import ConfigError, build, spot_places
+from src.app.config import ConfigError, build, spot_places, spot_teams
 from src.core.types import Prompt
 from src.rl.rewards import clip, geneval
 from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
@@ -174,6 +174,8 @@ BAD_VALUES = {
     "parallel.sp_degree=2": ["parallel.sp_degree", "got 2"],
     "cluster.spot_workers=-1": ["cluster.spot_workers", "got -1"],
     "cluster.workers_per_node=0": ["cluster.workers_per_node", "got 0"],
+    "cluster.sp_degree=0": ["cluster.sp_degree", "got 0"],
+    "cluster.sp_degree=3": ["cluster.sp_degree", "2 attention heads", "got 3"],
     "cluster.spares=1.5": ["cluster.spares", "1.5"],
     "cluster.commit_every=-1": ["cluster.commit_every", "got -1"],
     "cluster.cpus=[99999]": ["cluster.cpus", "got [99999]"],
@@ -192,6 +194,26 @@ BAD_VALUES = {
     "model.path=/nowhere": ["model.path=/nowhere"],
     "model.stored_dtype=float8": ["model.stored_dtype", "'float8'"],
 }
+
+
+def test_a_compiled_model_is_not_shared(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.compile cannot be combined with cluster\.sp_degree=2"):
+        configuration(tmp_path, *TINY, EXPLORED, "cluster.sp_degree=2", "model.compile=true")
+
+
+def test_places_are_grouped_inside_nodes_first_and_who_is_left_over_is_in_no_team(tmp_path):
+    def teams(*overrides: str) -> dict[tuple[str, int], str]:
+        return spot_teams(configuration(tmp_path, *TINY, EXPLORED, *overrides))
+
+    assert teams("cluster.spot_workers=4") == {}
+    pair = {("local", 0): "sp0", ("local", 1): "sp0"}
+    assert teams("cluster.spot_workers=3", "cluster.sp_degree=2") == pair
+    market = ("market=replay", "market.nodes=3", "cluster.sp_degree=2")
+    assert teams(*market) == {("node0", 0): "sp0", ("node1", 0): "sp0"}
+    assert teams(*market, "cluster.workers_per_node=3") == {
+        **{(f"node{number}", slot): f"sp{number}" for number in range(3) for slot in range(2)},
+        **{("node0", 2): "sp3", ("node1", 2): "sp3"},
+    }
 
 
 @pytest.mark.parametrize("override", BAD_VALUES)

@@ -52,6 +52,16 @@ def test_iteration_compares_two_loops_that_compute_the_same() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_recovery_reaches_both_end_points_of_every_kind_of_event() -> None:
+    found = line_of("benchmarks.recovery", "--quick")["20MB"]
+    assert found.keys() >= {"killed", "warned", "warm", "pause", "new", "cold", "copy"}
+    for kind in ("killed", "warned", "warm", "new", "cold"):
+        assert 0 < found[kind]["collective_s"]["p50"] <= found[kind]["step_s"]["p50"]
+    assert found["copy"]["network_10"]["p50"] >= 15e6 * 8 / 1e10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_hardware_measures_what_a_profile_asks_for() -> None:
     found = line_of("benchmarks.hardware", "--quick")
     assert found["name"] == "hardware"

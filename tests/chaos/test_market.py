@@ -38,6 +38,33 @@ def dense_trace(path: Path, *, until_s: float = 900.0) -> Path:
     return path
 
 
+def test_spot_workers_that_share_sequences_regroup_and_go_on(tmp_path: Path) -> None:
+    """Both nodes are one team."""
+    trace = dense_trace(tmp_path / "dense.csv")
+    market = ["market=replay", f"market.trace={trace}", "market.nodes=2", "market.time_scale=1"]
+    cluster = ["cluster.sp_degree=2", f"cluster.commit_every={COMMIT_EVERY}", "cluster.spares=2"]
+    batch = ["planner.seeds_per_prompt=128", "algo.group_size=16", "trainer.max_steps=12"]
+    folder = tmp_path / "run"
+    done = train(
+        folder, *JOB, *batch, *market, *cluster, "market.grace_s=1.5", "callbacks.evaluate.every=12", timeout_s=800
+    )
+    assert done.returncode == 0, done.stderr
+    log = events(folder)
+    found = account(log, commit_every=COMMIT_EVERY)
+    regroups = [index for index, event in enumerate(log) if event["kind"] == "regrouped"]
+    ends = [*regroups[1:], len(log)]
+    resumed = sum(
+        any(event["kind"] == "lease_resumed" for event in log[start:end])
+        for start, end in zip(regroups, ends, strict=True)
+    )
+    sizes = Counter(len(log[index]["members"]) for index in regroups)
+    print(f"{len(regroups)} regroups to {dict(sizes)} members, {resumed} with a resumed lease after them, {found}")
+    assert found.problems == ()
+    assert {1, 2} <= set(sizes)
+    assert resumed >= 5
+    assert {event["gpus"] for event in log if event["kind"] == "worker_joined" and event["role"] == "spot"} == {1, 2}
+
+
 def test_a_run_on_a_dense_market_loses_nothing(tmp_path: Path) -> None:
     trace = dense_trace(tmp_path / "dense.csv")
     market = ["market=replay", f"market.trace={trace}", f"market.nodes={NODES}", "market.time_scale=1"]

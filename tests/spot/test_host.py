@@ -179,3 +179,46 @@ def test_silent_members_are_ended(play):
         assert await host.losses() == [Lost("a", "frozen"), Lost("b", "frozen")]
 
     play(scene, heartbeat_timeout_s=0.5)
+
+
+def test_a_leader_whose_team_changes_gets_no_lease_and_is_told_to_stop_at_the_next_step(play):
+    async def scene(host: Host) -> None:
+        worker = await join(host, 0)
+        first = await host.next_generation("sp0", worker, 0)
+        pulling = await meanwhile(host.pull(worker))
+        await meanwhile(host.next_generation("sp0", "b", 0))
+        assert await pulling is None
+        await host.submit(explores[:4])
+        assert await host.pull(worker) is None
+        assert await host.boundary(worker, first.number)
+        lease = await host.pull(worker)
+        assert await host.commit(worker, lease.id, 1, ())
+        await host.notice("b", 30.0)
+        assert not await host.commit(worker, lease.id, 2, ())
+
+    play(scene)
+
+
+def test_who_stands_down_is_no_member_and_may_join_again(play):
+    async def scene(host: Host) -> None:
+        worker = await join(host, 0)
+        await host.next_generation("sp0", worker, 0)
+        await host.submit(explores[:4])
+        assert await host.pull(worker)
+        await host.stand_down(worker)
+        assert await host.pull(worker) is None
+        assert await host.workers() == 0
+        await join(host, 0)
+        assert await host.pull(worker)
+
+    (lost,) = (event for event in play(scene) if event["kind"] == "worker_lost")
+    assert (lost["reason"], lost["requests"]) == ("left", 4)
+
+
+def test_a_follower_that_is_gone_was_of_use(play):
+    async def scene(host: Host) -> None:
+        await host.next_generation("sp0", "a", 0)
+        assert await host.leave("a", "killed")
+        assert not await host.leave("b", "killed")
+
+    play(scene)
