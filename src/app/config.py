@@ -161,12 +161,15 @@ def check(config: Config) -> None:
     build(config["planner"], "planner")
     if is_virtual(config):
         _check_virtual(config)
+    elif is_joined(config):
+        if config["market"]["decider"] is not None:
+            raise ConfigError("market.decider must be null on a Ray cluster, whose nodes come and go by themselves")
+        _check_notices(config)
     else:
         cpus, there = config["cluster"]["cpus"], os.sched_getaffinity(0)
         if not set(cpus or ()) <= there:
             raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
-        if config["cluster"]["notices"] is not None:
-            build(config["cluster"]["notices"], "cluster.notices")
+        _check_notices(config)
     build_market(config)
     build_ledger(config)
     _check_ranks(config)
@@ -185,6 +188,11 @@ def _check_virtual(config: Config) -> None:
         raise ConfigError(f"model.path={config['model']['path']}: a virtual cluster trains a tiny model in its place")
     with refusing("cluster.sp_degree"):
         build(config["hardware"], "hardware").sp_speedup(config["cluster"]["sp_degree"])
+
+
+def _check_notices(config: Config) -> None:
+    if config["cluster"]["notices"] is not None:
+        build(config["cluster"]["notices"], "cluster.notices")
 
 
 def _check_ranks(config: Config) -> None:
@@ -219,6 +227,11 @@ def is_virtual(config: Config) -> bool:
     return "reserved_gpus" in config["cluster"]
 
 
+def is_joined(config: Config) -> bool:
+    """Whether the job runs on a Ray cluster that is there already."""
+    return "address" in config["cluster"]
+
+
 def build_market(config: Config) -> Market | None:
     """Which spot nodes there are when; None: one, always."""
     decider = config["market"]["decider"]
@@ -234,8 +247,10 @@ def build_ledger(config: Config) -> Ledger:
 
 
 def spot_places(config: Config) -> int:
-    """Spot workers when the market takes none."""
+    """Spot workers when the market takes none; on a Ray cluster, whose nodes nobody knows beforehand, those of one node."""
     cluster, market = config["cluster"], build_market(config)
+    if is_joined(config):
+        return int(cluster["workers_per_node"])
     if is_virtual(config):
         return int(cluster["gpus_per_node"] * (len(market.nodes) if market else cluster["spot_nodes"]))
     workers: int = cluster["workers_per_node"] * len(market.nodes) if market else cluster["spot_workers"]

@@ -22,7 +22,7 @@ from typing import Any
 from hydra.utils import get_method
 from omegaconf import DictConfig
 
-from src.app.config import Config, ConfigError, RunPlan, build, build_ledger, build_market, plan_run
+from src.app.config import Config, ConfigError, RunPlan, build, build_ledger, build_market, is_joined, plan_run
 from src.app.errors import Interrupted, JobFailed
 from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
@@ -31,10 +31,12 @@ from src.app.summary import Summary, five_lines, write_summary
 from src.core.events import Event, read_jsonl
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost
 from src.spot.fleet import Fleet
+from src.spot.joined import JoinedRay
 from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
 from src.spot.run_log import EVENTS_FILE, News
 from src.spot.scheduler import Scheduler
+from src.spot.session import ClusterError
 
 POLL_S = 0.2
 
@@ -73,6 +75,8 @@ def post_train(config: DictConfig) -> float | None:
             terminal.show(fleet.news(terminal.cursor, 0.0))
     except CoordinatorLost as error:
         raise JobFailed(f"{error}: {plan.resume_hint}") from error
+    except ClusterError as error:
+        raise ConfigError(f"cluster.address={plan.config['cluster']['address']}: {error}") from error
     if failure:
         raise failure
     if status == "interrupted":
@@ -254,8 +258,22 @@ def make_signs(section: Config) -> Signs:
     return signs
 
 
+def build_joined(cluster: Config) -> JoinedRay:
+    """The Ray cluster that the section `cluster` names."""
+    return JoinedRay(
+        address=cluster["address"],
+        label=cluster["label"],
+        reserved=cluster["reserved"],
+        spot=cluster["spot"],
+        timeout_s=cluster["connect_timeout_s"],
+        gpus_per_worker=int(cluster["device"].startswith("cuda")),
+    )
+
+
 def _fleet(plan: RunPlan) -> Fleet:
-    cluster, market = plan.config["cluster"], build_market(plan.config)
+    cluster = plan.config["cluster"]
+    joined = build_joined(cluster) if is_joined(plan.config) else None
+    market = joined.nodes if joined else build_market(plan.config)
     return Fleet(
         coordinator=partial(
             make_coordinator,
@@ -267,7 +285,7 @@ def _fleet(plan: RunPlan) -> Fleet:
         engine=partial(make_engine, plan.config),
         settings=WorkerSettings(
             niceness=cluster["nice"],
-            cpus=tuple(cluster["cpus"] or ()),
+            cpus=tuple(cluster.get("cpus") or ()),
             threads=cluster["threads"],
             commit_every=cluster["commit_every"],
             grace_s=plan.config["market"]["grace_s"],
@@ -275,7 +293,8 @@ def _fleet(plan: RunPlan) -> Fleet:
         ),
         spot_workers=cluster["workers_per_node"] if market else cluster["spot_workers"],
         market=market,
-        spares=cluster["spares"],
+        runs_on=joined,
+        spares=cluster.get("spares", 0),
         respawn=cluster["respawn"],
     )
 
