@@ -247,7 +247,7 @@ def build_ledger(config: Config) -> Ledger:
 
 
 def spot_places(config: Config) -> int:
-    """Spot workers when the market takes none; on a Ray cluster, whose nodes nobody knows beforehand, those of one node."""
+    """Spot workers when the market takes none; on a Ray cluster, whose nodes nobody knows beforehand, those of one."""
     cluster, market = config["cluster"], build_market(config)
     if is_joined(config):
         return int(cluster["workers_per_node"])

@@ -4,7 +4,7 @@ Rules
 
 - A spot node that is new in Ray's table of nodes returns; one that is dead in it, or not there any more, is gone. Ray
   sees a node die after about 15 seconds, if it does not take its leave.
-- A node gets the name `spot` and the lowest number that no other had when it was seen first. A raylet that was started
+- A node is called `node` and the lowest number that no other had when it was seen first. A raylet that was started
   again is another node for Ray and for us, also on the same machine.
 - When a worker hears from its machine that this will be taken away, the node has notice: nothing more is started on it,
   and Ray is asked to drain it, so that nobody else's work is put there. It stays so until the node is gone.
@@ -89,7 +89,7 @@ class RayNodes:
             del self._up[name]
             self._noticed.discard(name)
         new = [node for node in alive if node.id not in known]
-        free = (name for number in itertools.count() if (name := f"spot{number}") not in taken)
+        free = (name for number in itertools.count() if (name := f"node{number}") not in taken)
         came = dict(zip(free, new, strict=False))
         self._up |= came
         return [*map(Kill, gone), *(Return(name, node.machine) for name, node in came.items())]
