@@ -307,6 +307,9 @@ class Fleet:
         slots = [*self._slots.values(), *self._starting.values()]
         return [slot for slot in slots if slot.member.node == node]
 
+    def _is_taken(self, place: Member) -> bool:
+        return any(slot.member.slot == place.slot for slot in self._on(place.node))
+
     def _call_off(self, node: str) -> None:
         """Nobody starts on this node any more. A process that was about to be its worker may become a spare."""
         for reference, slot in list(self._starting.items()):
@@ -335,11 +338,12 @@ class Fleet:
         if error is not None:
             log.warning("spot worker %s failed: %s", member.name, error)
             self.record("worker_failed", worker=member.name, error=error)
-        if notice is not None and self._market is not None:
-            self._follow(self._market.handle(self._now(), mk.Heard(notice.node, notice.grace_s)))
+        if self._market is not None and reason != "failed":
+            heard = mk.Heard(notice.node, notice.grace_s) if notice else mk.Missed(member.node)
+            self._follow(self._market.handle(self._now(), heard))
         if failures >= _MAX_FAILURES:
             log.error("%d spot workers failed in a row in slot %d: it stays empty", failures, member.slot)
-        elif self._respawn and member.node in self._present:
+        elif self._respawn and member.node in self._present and not self._is_taken(member):
             self._spawn(member.node, member.slot, failures)
 
 
@@ -351,7 +355,8 @@ def _outcome(ended: Any) -> tuple[str, str | None, mk.Notice | None]:
     """How a worker ended, as the event log says it, its error if it failed by itself, and the notice that ended it."""
     try:
         notice: mk.Notice | None = ray.get(ended)
-    except ray.exceptions.RayActorError:  # died, or out of reach: a node that is gone shows as the latter for seconds
+    # Died, or out of reach: a node that is gone shows as the latter for seconds, and then has no place for anybody.
+    except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError):
         return "killed", None, None
     except Exception as error:  # whatever its engine raised, brought here by Ray
         return "failed", str(error).strip().splitlines()[-1], None

@@ -52,7 +52,14 @@ class Heard:
     grace_s: float
 
 
-Event = Start | Tick | Heard
+@dataclass(frozen=True)
+class Missed:
+    """A worker on the node is gone without a word: the node may be, too."""
+
+    node: str
+
+
+Event = Start | Tick | Heard | Missed
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,7 @@ class Market:
                 while self._next_move_s <= now_s:
                     self._next_move()
                 return [action for node in self.nodes for action in self._offer(node)]
-            case Heard():
+            case Heard() | Missed():
                 return []  # the trace alone decides
             case Tick():
                 actions: list[Action] = []

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from src.spot.market import Action, Event, Heard, Kill, Notice, Return, Start, Tick
+from src.spot.market import Action, Event, Heard, Kill, Missed, Notice, Return, Start, Tick
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class RayNodes:
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
         match event:
-            case Start() | Tick():
-                if now_s < self._next_s:
-                    return []
+            case Tick() if now_s < self._next_s:
+                return []
+            case Start() | Tick() | Missed():
                 self._next_s = now_s + self._interval_s
                 return self._compare(self._read())
             case Heard(name, grace_s):

@@ -1,4 +1,4 @@
-"""A Ray cluster of several raylets on this machine, each a node with an address of its own on the loopback interface."""
+"""A Ray cluster of several raylets on this machine: nodes with loopback addresses of their own."""
 
 from __future__ import annotations
 
