@@ -7,6 +7,7 @@ made here and never logged.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any
 from src.core.clock import monotonic_s, sleep_s, wall_s
 from src.spot.ray_nodes import RayNode, RayNodes
 from src.spot.session import BEYOND_LOOPBACK, ClusterError, Place, namespace, own_sigterm_handler, ray
+
+log = logging.getLogger(__name__)
 
 _TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"
 _ASK_S = 1.0
@@ -138,7 +141,10 @@ def drain(node_id: str, grace_s: float) -> None:
 
     deadline_ms = int((wall_s() + grace_s) * 1000)
     client = ray._private.worker.global_worker.gcs_client
-    client.drain_node(node_id, DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "preemption notice", deadline_ms)
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, why_not = client.drain_node(node_id, reason, "preemption notice", deadline_ms)
+    if not accepted:
+        log.warning("Ray does not drain node %s: %s", node_id, why_not)
 
 
 def _on(node_id: str) -> Any:
