@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from src.app.processes import free_port
 from tests.app.processes import wait_for
 
 LABEL = "ray.io/market-type"
-STARTS = 3
+STARTS = 4
 STARTED = "Ray runtime started"
 QUICK_DEATH = {
     "RAY_health_check_period_ms": "500",
@@ -62,7 +63,8 @@ class Raylets:
     def kill(self, machine: str) -> None:
         """Everything on it, at once and without a word."""
         node = self._nodes.pop(machine)
-        os.killpg(node.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have given up
+            os.killpg(node.pid, signal.SIGKILL)
         node.wait()
 
     def _start(self, machine: str, market: str, options: Sequence[str]) -> None:
