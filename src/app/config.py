@@ -163,12 +163,15 @@ def check(config: Config) -> None:
     build(config["planner"], "planner")
     if is_virtual(config):
         _check_virtual(config)
+    elif is_joined(config):
+        if config["market"]["decider"] is not None:
+            raise ConfigError("market.decider must be null on a Ray cluster, whose nodes come and go by themselves")
+        _check_notices(config)
     else:
         cpus, there = config["cluster"]["cpus"], os.sched_getaffinity(0)
         if not set(cpus or ()) <= there:
             raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
-        if config["cluster"]["notices"] is not None:
-            build(config["cluster"]["notices"], "cluster.notices")
+        _check_notices(config)
         _check_teams(config)
     build_market(config)
     build_ledger(config)
@@ -210,6 +213,11 @@ def _heads(config: Config, unknown: int) -> int:
     return heads
 
 
+def _check_notices(config: Config) -> None:
+    if config["cluster"]["notices"] is not None:
+        build(config["cluster"]["notices"], "cluster.notices")
+
+
 def _check_ranks(config: Config) -> None:
     """Refuses training ranks that cannot share the model and the batch."""
     parallel, devices, degree = config["parallel"], config["trainer"]["devices"], config["parallel"]["sp_degree"]
@@ -240,6 +248,11 @@ def is_virtual(config: Config) -> bool:
     return "reserved_gpus" in config["cluster"]
 
 
+def is_joined(config: Config) -> bool:
+    """Whether the job runs on a Ray cluster that is there already."""
+    return "address" in config["cluster"]
+
+
 def build_market(config: Config) -> Market | None:
     """Which spot nodes there are when; None: one, always."""
     decider = config["market"]["decider"]
@@ -255,8 +268,10 @@ def build_ledger(config: Config) -> Ledger:
 
 
 def spot_places(config: Config) -> int:
-    """Spot workers when the market takes none."""
+    """Spot workers when the market takes none; on a Ray cluster, whose nodes nobody knows beforehand, those of one."""
     cluster, market = config["cluster"], build_market(config)
+    if is_joined(config):
+        return int(cluster["workers_per_node"])
     if is_virtual(config):
         return int(cluster["gpus_per_node"] * (len(market.nodes) if market else cluster["spot_nodes"]))
     workers: int = cluster["workers_per_node"] * len(market.nodes) if market else cluster["spot_workers"]

@@ -22,7 +22,17 @@ from typing import Any
 from hydra.utils import get_method
 from omegaconf import DictConfig
 
-from src.app.config import Config, ConfigError, RunPlan, build, build_ledger, build_market, plan_run, spot_teams
+from src.app.config import (
+    Config,
+    ConfigError,
+    RunPlan,
+    build,
+    build_ledger,
+    build_market,
+    is_joined,
+    plan_run,
+    spot_teams,
+)
 from src.app.errors import Interrupted, JobFailed
 from src.app.processes import BAD_INPUT, DONE, free_port
 from src.app.progress import Progress
@@ -31,11 +41,13 @@ from src.app.summary import Summary, five_lines, write_summary
 from src.core.events import Event, read_jsonl
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost
 from src.spot.fleet import Fleet
+from src.spot.joined import JoinedRay
 from src.spot.members import Store
 from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
 from src.spot.run_log import EVENTS_FILE, News
 from src.spot.scheduler import Scheduler
+from src.spot.session import ClusterError
 
 POLL_S = 0.2
 
@@ -74,6 +86,8 @@ def post_train(config: DictConfig) -> float | None:
             terminal.show(fleet.news(terminal.cursor, 0.0))
     except CoordinatorLost as error:
         raise JobFailed(f"{error}: {plan.resume_hint}") from error
+    except ClusterError as error:
+        raise ConfigError(f"cluster.address={plan.config['cluster']['address']}: {error}") from error
     if failure:
         raise failure
     if status == "interrupted":
@@ -239,7 +253,7 @@ def make_coordinator(config: Config, run: str, folder: Path, iteration: int) -> 
         planner=build(config["planner"], "planner"),
         iteration=iteration,
         ledger=build_ledger(config),
-        store=make_store() if cluster["sp_degree"] > 1 else None,
+        store=make_store() if cluster.get("sp_degree", 1) > 1 else None,
     )
 
 
@@ -254,7 +268,7 @@ def make_engine(config: Config) -> Any:
     """The engine of a spot worker, in its own process: only there torch and diffusers are loaded."""
     from src.app.sampling import build_team_engine, build_worker_engine
 
-    if config["cluster"]["sp_degree"] == 1:
+    if config["cluster"].get("sp_degree", 1) == 1:
         return build_worker_engine(config)
     os.environ.update(LOOPBACK_ONLY)
     return build_team_engine(config)
@@ -266,8 +280,22 @@ def make_signs(section: Config) -> Signs:
     return signs
 
 
+def build_joined(cluster: Config) -> JoinedRay:
+    """The Ray cluster that the section `cluster` names."""
+    return JoinedRay(
+        address=cluster["address"],
+        label=cluster["label"],
+        reserved=cluster["reserved"],
+        spot=cluster["spot"],
+        timeout_s=cluster["connect_timeout_s"],
+        gpus_per_worker=int(cluster["device"].startswith("cuda")),
+    )
+
+
 def _fleet(plan: RunPlan) -> Fleet:
-    cluster, market = plan.config["cluster"], build_market(plan.config)
+    cluster = plan.config["cluster"]
+    joined = build_joined(cluster) if is_joined(plan.config) else None
+    market = joined.nodes if joined else build_market(plan.config)
     return Fleet(
         coordinator=partial(
             make_coordinator,
@@ -279,7 +307,7 @@ def _fleet(plan: RunPlan) -> Fleet:
         engine=partial(make_engine, plan.config),
         settings=WorkerSettings(
             niceness=cluster["nice"],
-            cpus=tuple(cluster["cpus"] or ()),
+            cpus=tuple(cluster.get("cpus") or ()),
             threads=cluster["threads"],
             commit_every=cluster["commit_every"],
             grace_s=plan.config["market"]["grace_s"],
@@ -287,8 +315,9 @@ def _fleet(plan: RunPlan) -> Fleet:
         ),
         spot_workers=cluster["workers_per_node"] if market else cluster["spot_workers"],
         market=market,
-        spares=cluster["spares"],
-        teams=spot_teams(plan.config),
+        runs_on=joined,
+        teams={} if joined else spot_teams(plan.config),
+        spares=cluster.get("spares", 0),
         respawn=cluster["respawn"],
     )
 

@@ -15,6 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+Name = Annotated[str, Field(min_length=1)]
 Target = Annotated[dict[str, Any], Field(min_length=1)]
 """A section that is instantiated."""
 
@@ -103,6 +104,23 @@ class LocalCluster(Section):
     notices: Target | None
 
 
+class RayCluster(Section):
+    address: Annotated[str, Field(pattern=r"^(auto|[\w.-]+:\d+)$")]
+    connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    label: Name
+    reserved: Name
+    spot: Name
+    workers_per_node: Count
+    respawn: bool
+    device: Device
+    threads: Count
+    nice: Annotated[int, Field(ge=0, le=19)]
+    heartbeat_timeout_s: Annotated[float, Field(gt=0)]
+    lease_target_s: Seconds
+    commit_every: Whole
+    notices: Target | None
+
+
 class VirtualCluster(Section):
     reserved_gpus: Count
     spot_nodes: Whole
@@ -120,11 +138,15 @@ class VirtualCluster(Section):
 
 
 def _kind_of_cluster(cluster: Any) -> str:
-    return "virtual" if isinstance(cluster, Mapping) and "reserved_gpus" in cluster else "local"
+    keys = cluster if isinstance(cluster, Mapping) else ()
+    return "virtual" if "reserved_gpus" in keys else "ray" if "address" in keys else "local"
 
 
 Cluster = Annotated[
-    Annotated[LocalCluster, Tag("local")] | Annotated[VirtualCluster, Tag("virtual")], Discriminator(_kind_of_cluster)
+    Annotated[LocalCluster, Tag("local")]
+    | Annotated[RayCluster, Tag("ray")]
+    | Annotated[VirtualCluster, Tag("virtual")],
+    Discriminator(_kind_of_cluster),
 ]
 
 

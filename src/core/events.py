@@ -3,7 +3,8 @@
 Everything that a report, a cost or a replay needs can be recomputed from it. Kinds and fields:
 
     run_started      run, incarnation, iteration, start_wall_s     (iteration: where a resumed run goes on)
-    node_came        node, gpus                    (a spot node is paid for from now on, while it starts as well)
+    node_came        node, gpus, machine           (a spot node is paid for from now on, while it starts as well;
+                     its address, if it is a machine of its own)
     node_went        node
     worker_joined    worker, role, node, slot, gpus, pid, incarnation, fingerprint, batch_size
                      (of those that share sequences the leader, once for each generation of the group)

@@ -8,7 +8,9 @@ with Fleet(...) as fleet:            # from here on, processes that are started 
 
 Without a market there is one node, `local`, which is always there. With one, nodes come and go as it says: at a notice
 their workers get SIGTERM and are expected to give their work back; when the grace is over they are killed with SIGKILL;
-when a node returns, its workers are started again.
+when a node returns, its workers are started again. On a Ray cluster of several machines the table of its nodes takes
+the place of the market (src/spot/ray_nodes.py): who is on another machine gets no signal from here, and asks its own
+machine for notices.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from src.spot.host import Host
 from src.spot.members import LOCAL, Lost
 from src.spot.process import DEFAULTS, Process, WorkerSettings
 from src.spot.run_log import News
-from src.spot.session import ray
+from src.spot.session import OwnRay, Session, ray
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +74,11 @@ class Fleet:
         settings: how each runs.
         respawn: whether a lost worker is replaced while its node is there.
         market: which nodes are there. None: one, always.
+        runs_on: the Ray for all of it. None: one of its own, on this machine.
         spares: processes that have built their engine and wait to take the place of a worker. They are no members and
-            cost nothing in the ledger: they stand for a start from an image with everything in memory.
+            cost nothing in the ledger: they stand for a start from an image with everything in memory. On one machine
+            only: they belong to no node.
         teams: names of those whose workers share sequences, by (node, slot). The coordinator then needs a store.
-        object_store_bytes: shared memory through which large results pass.
     """
 
     def __init__(
@@ -86,10 +89,10 @@ class Fleet:
         spot_workers: int,
         settings: WorkerSettings = DEFAULTS,
         respawn: bool = True,
-        market: mk.Market | None = None,
+        market: mk.Nodes | None = None,
+        runs_on: Session | None = None,
         spares: int = 0,
         teams: Mapping[tuple[str, int], str] | None = None,
-        object_store_bytes: int = 256 * 2**20,
     ) -> None:
         for name, value in (("spot_workers", spot_workers), ("spares", spares)):
             if value < 0:
@@ -102,7 +105,7 @@ class Fleet:
         self._market = market
         self._spares_wanted = spares
         self._teams = teams or {}
-        self._object_store_bytes = object_store_bytes
+        self._session = runs_on or OwnRay()
         self._slots: dict[Any, _Slot] = {}  # by the reference that resolves when the worker has ended
         self._starting: dict[Any, _Slot] = {}  # by the reference that resolves when its process is ready
         self._lives: dict[tuple[str, int], int] = {}  # how many workers each slot of each node has had
@@ -119,7 +122,12 @@ class Fleet:
         self._watcher: threading.Thread | None = None
 
     def __enter__(self) -> Fleet:
-        """Lets what is started from now on belong to the job, and arms the reaper."""
+        """Lets what is started from now on belong to the job, and arms the reaper.
+
+        Raises:
+            ClusterError: the Ray that it is to run on lacks something.
+        """
+        settings = self._session.check()
         self.scratch = Path(tempfile.mkdtemp(prefix="spotlight-")).resolve()
         variables = session.environment(self.scratch)
         outside = {**os.environ, "PYTHONPATH": variables["PYTHONPATH"]}
@@ -129,7 +137,8 @@ class Fleet:
             env=outside,
             start_new_session=True,
         )
-        self._resources.enter_context(session.environ(variables))
+        self._resources.enter_context(session.environ({**variables, **settings}))
+        self._variables = variables
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,12 +148,15 @@ class Fleet:
         """Starts Ray and the coordinator, which takes seconds; the workers then start on their own.
 
         Returns the address at which training ranks connect.
+
+        Raises:
+            ClusterError: Ray is to be there already, and cannot be used.
         """
-        threads = str(self._settings.threads)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        with session.environ(dict.fromkeys(names, threads)):
-            address = session.start(self.scratch, object_store_bytes=self._object_store_bytes)
-        host = ray.remote(Host).options(name=session.COORDINATOR, num_cpus=0, max_restarts=0)
+        threads = dict.fromkeys(names, str(self._settings.threads))
+        address = self._session.start(self.scratch, {**self._variables, **threads})
+        place = self._session.place(None)
+        host = ray.remote(Host).options(name=session.COORDINATOR, num_cpus=0, max_restarts=0, **place.options)
         self.host = host.remote()
         call(self.host.begin, self._make_coordinator)
         self._host_pid = call(self.host.pid)
@@ -186,7 +198,7 @@ class Fleet:
             if self._watcher.is_alive():  # it waits for an answer
                 os.kill(self._host_pid, signal.SIGKILL)
                 self._watcher.join(_PATIENCE_S)
-        session.stop()
+        self._session.stop()
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         self._reaper.wait()
@@ -205,7 +217,7 @@ class Fleet:
         """Puts the next worker into a slot: a spare, if there is one."""
         life = self._lives[node, number] = self._lives.get((node, number), -1) + 1
         member = Member(node, number, life)
-        process = self._spares.popleft() if self._spares else self._process()
+        process = self._spares.popleft() if self._spares else self._process(node)
         self.host.expect.remote(member.name)
         slot = _Slot(member, process, failures)
         if process.is_ready:
@@ -217,14 +229,14 @@ class Fleet:
         member = slot.member
         self._slots[slot.process.run(member, self._teams.get((member.node, member.slot)), self.host)] = slot
 
-    def _process(self) -> Process:
-        return Process(self._make_engine, self._settings)
+    def _process(self, node: str) -> Process:
+        return Process(self._make_engine, self._settings, self._session.place(node))
 
     def _keep_spares(self) -> None:
         """Makes one more spare, if they are too few and nobody is starting: a start takes the cores for seconds."""
         starting = self._starting or not all(spare.is_ready for spare in self._spares)
         if len(self._spares) < self._spares_wanted and not starting:
-            self._spares.append(self._process())
+            self._spares.append(self._process(LOCAL))
 
     # What happens
 
@@ -275,8 +287,9 @@ class Fleet:
         """Does to the processes what the market does to their nodes."""
         for action in actions:
             match action:
-                case mk.Return(node):
-                    self.record("node_came", node=node, gpus=self._spot_workers)
+                case mk.Return(node, machine):
+                    where = {"machine": machine} if machine else {}
+                    self.record("node_came", node=node, gpus=self._spot_workers, **where)
                     self._node_returns(node)
                 case mk.Notice(node, grace_s):
                     self._present.discard(node)
@@ -287,13 +300,19 @@ class Fleet:
                         call(self.host.notice, slot.member.name, grace_s)
                         slot.process.send(signal.SIGTERM)
                 case mk.Kill(node):
+                    self._present.discard(node)  # it may have gone without notice
+                    self._call_off(node)
                     for slot in self._on(node):
+                        slot.doomed = True
                         slot.process.kill()
                     self.record("node_went", node=node)
 
     def _on(self, node: str) -> list[_Slot]:
         slots = [*self._slots.values(), *self._starting.values()]
         return [slot for slot in slots if slot.member.node == node]
+
+    def _is_taken(self, place: Member) -> bool:
+        return any(slot.member.slot == place.slot for slot in self._on(place.node))
 
     def _call_off(self, node: str) -> None:
         """Nobody starts on this node any more. A process that was about to be its worker may become a spare."""
@@ -315,7 +334,7 @@ class Fleet:
 
     def _replace(self, slot: _Slot, ended: Any) -> None:
         """Reports a worker that has ended and starts the next one in its place."""
-        reason, error = _outcome(ended)
+        reason, error, notice = _outcome(ended)
         member = slot.member
         served = call(self.host.leave, member.name, reason) or slot.doomed
         slot.process.kill()
@@ -323,18 +342,22 @@ class Fleet:
         if error is not None:
             log.warning("spot worker %s failed: %s", member.name, error)
             self.record("worker_failed", worker=member.name, error=error)
+        if self._market is not None and reason != "failed":
+            heard = mk.Heard(notice.node, notice.grace_s) if notice else mk.Missed(member.node)
+            self._follow(self._market.handle(self._now(), heard))
         if failures >= _MAX_FAILURES:
             log.error("%d spot workers failed in a row in slot %d: it stays empty", failures, member.slot)
-        elif self._respawn and member.node in self._present:
+        elif self._respawn and member.node in self._present and not self._is_taken(member):
             self._spawn(member.node, member.slot, failures)
 
 
-def _outcome(ended: Any) -> tuple[str, str | None]:
-    """How a worker ended, as the event log says it, and its error if it failed by itself."""
+def _outcome(ended: Any) -> tuple[str, str | None, mk.Notice | None]:
+    """How a worker ended, as the event log says it, its error if it failed by itself, and the notice that ended it."""
     try:
-        ray.get(ended)
-    except ray.exceptions.RayActorError:
-        return "killed", None
+        notice: mk.Notice | None = ray.get(ended)
+    # Died, or out of reach: a node that is gone shows as the latter for seconds, and then has no place for anybody.
+    except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError):
+        return "killed", None, None
     except Exception as error:  # whatever its engine raised, brought here by Ray
-        return "failed", str(error).strip().splitlines()[-1]
-    return "left", None
+        return "failed", str(error).strip().splitlines()[-1], None
+    return "left", None, notice

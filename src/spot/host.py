@@ -23,6 +23,7 @@ from src.core.types import (
 from src.spot.coordinator import Coordinator
 from src.spot.members import Introduction, Joined, Lost
 from src.spot.run_log import News
+from src.spot.transfer import Shelf
 
 _TICK_S = 0.25
 
@@ -38,6 +39,7 @@ class Host:
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
+        self._shelf = Shelf()
 
     async def begin(self, coordinator: Callable[[], Coordinator]) -> None:
         """Makes the coordinator. To be called first; raises what making it raises."""
@@ -90,6 +92,10 @@ class Host:
     async def stand_down(self, worker: str) -> None:
         self._coordinator.stand_down(worker)
         self._wake()
+
+    async def weights(self, version: PolicyVersion) -> Mapping[str, Any]:
+        """The files of a published policy; see `transfer.Shelf`."""
+        return self._shelf.files(self._coordinator.introduce().weights_root, version)
 
     async def expect(self, worker: str) -> None:
         self._coordinator.expect(worker)
@@ -151,7 +157,9 @@ class Host:
     async def publish(
         self, version: PolicyVersion, checksum: str, size_bytes: int, publish_s: float
     ) -> list[PolicyVersion]:
-        return self._coordinator.publish(version, checksum, size_bytes, publish_s)
+        old = self._coordinator.publish(version, checksum, size_bytes, publish_s)
+        self._shelf.drop(old)
+        return old
 
     async def submit(self, requests: Sequence[SampleRequest], behind_rollouts: bool = False) -> None:
         self._coordinator.submit(requests, behind_rollouts=behind_rollouts)

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Protocol
 
 from src.core import seeds
 from src.spot.traces import Trace, read_trace
@@ -43,7 +44,22 @@ class Tick:
     """Time has passed."""
 
 
-Event = Start | Tick
+@dataclass(frozen=True)
+class Heard:
+    """A worker has heard from its node itself that the node will be gone in `grace_s` seconds."""
+
+    node: str
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A worker on the node is gone without a word: the node may be, too."""
+
+    node: str
+
+
+Event = Start | Tick | Heard | Missed
 
 
 @dataclass(frozen=True)
@@ -66,9 +82,26 @@ class Return:
     """The node is there: for the first time, or again."""
 
     node: str
+    machine: str = ""
+    """Which machine it is, where it is a real one."""
 
 
 Action = Notice | Kill | Return
+
+
+class Nodes(Protocol):
+    """Which spot nodes a job has: those of a `Market`, or of a Ray cluster (src/spot/ray_nodes.py)."""
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """Those that are there or will be there again."""
+
+    @property
+    def next_s(self) -> float:
+        """When to call `handle` next."""
+
+    def handle(self, now_s: float, event: Event) -> list[Action]:
+        """What happens up to `now_s`, seconds since the job's first start."""
 
 
 class Market:
@@ -126,6 +159,8 @@ class Market:
                 while self._next_move_s <= now_s:
                     self._next_move()
                 return [action for node in self.nodes for action in self._offer(node)]
+            case Heard() | Missed():
+                return []  # the trace alone decides
             case Tick():
                 actions: list[Action] = []
                 while self.next_s <= now_s:

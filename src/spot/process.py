@@ -7,14 +7,17 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from src.core.protocols import Engine, TeamEngine
 from src.core.types import Member
 from src.spot.client import RayTeam, RayTransport
+from src.spot.market import Notice
 from src.spot.notices import NoticeSource, Polling, Signs, Sigterm
-from src.spot.session import ray
+from src.spot.session import Place, ray
 from src.spot.team_worker import TeamWorker
+from src.spot.transfer import fetched
 from src.spot.worker import Worker, give_way
 
 
@@ -59,54 +62,69 @@ class SpotProcess:
             give_way(niceness=settings.niceness, cpus=settings.cpus)
 
     def run(
-        self, member: Member, team: str | None, host: Any, engine: Callable[[], Engine], settings: WorkerSettings
-    ) -> None:
-        """Serves as `member`, in a team or alone, until the worker is told to end.
-
-        Raises what the engine raises, also when it is built.
-        """
+        self,
+        member: Member,
+        team: str | None,
+        host: Any,
+        engine: Callable[[], Engine],
+        settings: WorkerSettings,
+        is_here: bool,
+    ) -> Notice | None:
+        """Serves as `member`, in a team or alone, until the worker is told to end; returns the notice that told it, if
+        one did. Raises what the engine raises, also when it is built."""
         built = self._engine or engine()  # if `prepare` failed, this tells why
         with Sigterm(node=member.node, grace_s=settings.grace_s) as sigterm:
             notices: list[NoticeSource] = [sigterm]
             if settings.signs is not None:
                 notices.append(Polling(signs=settings.signs(), node=member.node))
-            every, transport = settings.commit_every, RayTransport(host)
+            transport = RayTransport(host)
+            worker: Worker
             if team is None:
-                Worker(member=member, engine=built, transport=transport, commit_every=every, notices=notices).run()
-                return
-            TeamWorker(
-                name=team,
-                member=member,
-                engine=cast(TeamEngine, built),
-                transport=transport,
-                team=RayTeam(host, team=team, member=member.name),
-                commit_every=every,
-                notices=notices,
-            ).run()
+                worker = Worker(
+                    member=member,
+                    engine=built,
+                    transport=transport,
+                    fetch=None if is_here else partial(fetched, host),
+                    commit_every=settings.commit_every,
+                    notices=notices,
+                )
+            else:
+                worker = TeamWorker(
+                    name=team,
+                    member=member,
+                    engine=cast(TeamEngine, built),
+                    transport=transport,
+                    team=RayTeam(host, team=team, member=member.name),
+                    commit_every=settings.commit_every,
+                    notices=notices,
+                )
+            worker.run()
+            return worker.notice
 
 
 class Process:
     """A spot worker's process: it has built its engine, or is about to, and waits for somebody to be."""
 
-    def __init__(self, engine: Callable[[], Engine], settings: WorkerSettings) -> None:
+    def __init__(self, engine: Callable[[], Engine], settings: WorkerSettings, place: Place) -> None:
         self._engine = engine
         self._settings = settings
-        self._actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0).remote()
+        self._is_here = place.is_here
+        self._actor = ray.remote(SpotProcess).options(num_cpus=0, max_restarts=0, **place.options).remote()
         self._pid = self._actor.pid.remote()
         self.prepared = self._actor.prepare.remote(engine, settings)
         """The reference that resolves when it has built its engine, or failed to."""
 
     def run(self, member: Member, team: str | None, host: Any) -> Any:
         """From now on it is that member. Returns the reference that resolves when it has ended."""
-        return self._actor.run.remote(member, team, host, self._engine, self._settings)
+        return self._actor.run.remote(member, team, host, self._engine, self._settings, self._is_here)
 
     @property
     def is_ready(self) -> bool:
         return bool(ray.wait([self.prepared], timeout=0)[0])
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal, if the process is there."""
-        if ray.wait([self._pid], timeout=0)[0]:
+        """Sends a signal, if the process is there and on this machine: elsewhere its number is somebody else's."""
+        if self._is_here and ray.wait([self._pid], timeout=0)[0]:
             with suppress(ProcessLookupError, ray.exceptions.RayActorError):
                 os.kill(ray.get(self._pid), number)
 

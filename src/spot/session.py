@@ -1,7 +1,8 @@
-"""One job's private Ray: on the loopback interface, with a token of its own, in a folder of its own.
+"""The Ray that a job runs on: one of its own, here, or a cluster that is there already (src/spot/joined.py).
 
-The parent process starts it, a training rank connects to it. Both pass their settings on by environment
-variables, so that everything which the job starts has them.
+A job's own Ray is on the loopback interface, with a token of its own, in a folder of its own. The parent process starts
+it, a training rank connects to it. Both pass their settings on by environment variables, so that everything which the
+job starts has them.
 """
 
 from __future__ import annotations
@@ -11,23 +12,64 @@ import secrets
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from src.spot.reaper import JOB_VARIABLE
 
-# Ray reads these when it is imported. The second one's name tells where it is on by default; on Linux too it
-# makes all servers listen on 127.0.0.1 only, which no argument of ray.init does. Whoever needs ray imports it
-# from here, so that they are set.
+# Ray reads these when it is imported. Whoever needs ray imports it from here, so that they are set. Training ranks
+# inherit the second one from their parent.
 os.environ["RAY_AUTH_MODE"] = "token"
-os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 import ray as ray
 
-NAMESPACE = "spotlight"
+BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Its name tells where it is off by default; on Linux too, "0" makes all servers listen on 127.0.0.1 only, which no
+argument of ray.init does."""
+TOKEN = "RAY_AUTH_TOKEN"
 COORDINATOR = "coordinator"
+_OWN_TOKEN = secrets.token_hex(32)  # one per process: Ray keeps the first that it sees
 _REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of the job runs."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of its Ray actor."""
+    is_here: bool = True
+    """On the parent's machine: its process id means something, and it sees the run folder."""
+
+
+class Session(Protocol):
+    """The Ray that a job runs on."""
+
+    def check(self) -> Mapping[str, str]:
+        """Settings that all processes of the job need in their environment, besides `environment`.
+
+        Raises:
+            ClusterError: something is missing without which it cannot be used.
+        """
+
+    def start(self, scratch: Path, variables: Mapping[str, str]) -> str:
+        """Starts or joins it, with these variables in the environment of every actor, and returns its address.
+
+        Raises:
+            ClusterError: it cannot be used.
+        """
+
+    def place(self, node: str | None) -> Place:
+        """Where to put an actor that belongs on a node; None: the parent's own."""
+
+    def stop(self) -> None:
+        """Ends what was started or joined, if it was."""
+
+
+class ClusterError(RuntimeError):
+    """A Ray cluster cannot be used as it is; the message tells why in one line."""
 
 
 def environment(scratch: Path) -> dict[str, str]:
@@ -56,46 +98,66 @@ def environ(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def start(scratch: Path, *, object_store_bytes: int) -> str:
-    """Starts Ray (takes seconds) and returns its address."""
-    # Ray prints a paragraph for every process that is killed, straight to stdout. Here that is daily business.
-    ray._private.worker._worker_logs_enabled = False
-    with _own_sigterm_handler(), _sigterm_blocked():
-        context = ray.init(
-            "local",
-            num_cpus=1,  # our actors take no share of a CPU; for each, Ray would start an idle process
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-            namespace=NAMESPACE,
-            object_store_memory=object_store_bytes,
-            _temp_dir=str(scratch),
-        )
-    address = str(context.address_info["gcs_address"])
-    if not address.startswith("127.0.0.1:"):
+class OwnRay:
+    """A job's own Ray, for one machine.
+
+    Args:
+        object_store_bytes: shared memory through which large results pass.
+    """
+
+    def __init__(self, *, object_store_bytes: int = 256 * 2**20) -> None:
+        self._object_store_bytes = object_store_bytes
+
+    def check(self) -> Mapping[str, str]:
+        return {TOKEN: os.environ.get(TOKEN, _OWN_TOKEN), BEYOND_LOOPBACK: "0"}
+
+    def start(self, scratch: Path, variables: Mapping[str, str]) -> str:
+        """See `Session.start`; takes seconds."""
+        # Ray prints a paragraph for every process that is killed, straight to stdout. Here that is daily business.
+        ray._private.worker._worker_logs_enabled = False
+        with environ(variables), own_sigterm_handler(), _sigterm_blocked():
+            context = ray.init(
+                "local",
+                num_cpus=1,  # our actors take no share of a CPU; for each, Ray would start an idle process
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="error",
+                namespace=namespace(scratch),
+                object_store_memory=self._object_store_bytes,
+                _temp_dir=str(scratch),
+            )
+        address = str(context.address_info["gcs_address"])
+        if not address.startswith("127.0.0.1:"):
+            ray.shutdown()
+            raise RuntimeError(f"Ray listens on {address}, not on loopback: it was imported before src.spot.session")
+        return address
+
+    def place(self, node: str | None) -> Place:
+        return Place()
+
+    def stop(self) -> None:
+        node = ray._private.worker._global_node
+        if node is not None:  # its daemons do not hear the SIGTERM after which Ray would wait for each a second
+            kill = node.kill_all_processes
+            node.kill_all_processes = lambda **options: kill(**{**options, "allow_graceful": False})
         ray.shutdown()
-        raise RuntimeError(f"Ray listens on {address}, not on loopback: it was imported before src.spot.session")
-    return address
 
 
-def stop() -> None:
-    """Ends Ray, if it was started."""
-    node = ray._private.worker._global_node
-    if node is not None:  # its daemons do not hear the SIGTERM after which Ray would wait a second for each of them
-        kill = node.kill_all_processes
-        node.kill_all_processes = lambda **options: kill(**{**options, "allow_graceful": False})
-    ray.shutdown()
+def namespace(scratch: Path) -> str:
+    """Of a job's actors: another job on the same Ray has its own coordinator."""
+    return scratch.name
 
 
 def connect(address: str) -> Any:
     """Connects a training rank to the job's Ray and returns the coordinator's actor."""
-    with _own_sigterm_handler():
-        ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+    job = namespace(Path(os.environ[JOB_VARIABLE]))
+    with own_sigterm_handler():
+        ray.init(address, namespace=job, log_to_driver=False, logging_level="error")
     return ray.get_actor(COORDINATOR)
 
 
 @contextmanager
-def _own_sigterm_handler() -> Iterator[None]:
+def own_sigterm_handler() -> Iterator[None]:
     """Keeps this process's handler, which Ray would replace."""
     kept = signal.getsignal(signal.SIGTERM)
     try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from src.core.clock import Clock, monotonic_s
 from src.core.protocols import Engine
 from src.core.types import NO_WORK, Commit, Lease, Member, PolicyVersion, SampleResult, WorkReport
 from src.spot import weights
+from src.spot.market import Notice
 from src.spot.members import Introduction, Joined
 from src.spot.notices import NoticeSource
 
@@ -60,6 +61,7 @@ class Worker:
     Args:
         commit_every: denoising steps from commit to commit; 0 commits at a notice only.
         notices: what may tell that the node will be taken away.
+        fetch: gets the files of a policy for a while. None: they are in the folder that the coordinator names.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Worker:
         transport: Transport,
         commit_every: int = 0,
         notices: Sequence[NoticeSource] = (),
+        fetch: Callable[[PolicyVersion], AbstractContextManager[weights.Published]] | None = None,
         now: Clock = monotonic_s,
     ) -> None:
         self.name = member.name
@@ -78,9 +81,12 @@ class Worker:
         self._transport = transport
         self._commit_every = commit_every
         self._notices = notices
+        self._fetch = fetch
         self._now = now
         self._told_s = -math.inf
         self._noticed = threading.Event()
+        self.notice: Notice | None = None
+        """What told that the node will be taken away."""
         self._held: PolicyVersion | None = None
 
     def join(self) -> None:
@@ -128,14 +134,18 @@ class Worker:
 
     def _load(self, policy: PolicyVersion) -> None:
         self._held = None  # a load that fails half-way leaves no policy in the engine
-        published = weights.verify(self._weights_root, policy)
-        checksum = self._engine.load_weights(published.folder)
+        with self._weights(policy) as published:
+            checksum = self._engine.load_weights(published.folder)
         if checksum != published.checksum:  # all that it would make would be rejected
             raise ValueError(
                 f"weights {policy}: the engine holds {checksum} after loading {published.folder}, "
                 f"but {published.checksum} was published"
             )
         self._held = policy
+
+    def _weights(self, policy: PolicyVersion) -> AbstractContextManager[weights.Published]:
+        """The files of a policy, each as it was published."""
+        return nullcontext(weights.verify(self._weights_root, policy)) if self._fetch is None else self._fetch(policy)
 
     def _tell(self, lease: int, step: int, commits: Sequence[Commit]) -> None:
         now_s = self._now()
@@ -163,6 +173,7 @@ class Worker:
         while not ended.is_set():
             notice = source.wait(_LOOK_S)
             if notice is not None and notice.grace_s < math.inf:  # a risk alone is no reason to give work back
+                self.notice = notice
                 self._transport.notice(self.name, notice.grace_s)  # first: the worker may end as soon as it knows
                 self._noticed.set()
 
