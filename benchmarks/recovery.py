@@ -75,8 +75,8 @@ HEARTBEAT_TIMEOUT_S = 2.0
 BATCH_SIZE = 4
 OVERRIDES = ["experiment=tiny_text", f"model.batch_size={BATCH_SIZE}", f"cluster.sp_degree={TEAM}"]
 SPEC = SampleSpec(steps=100)
-LEASES = 3
-"""That a team is given for each event; it has nothing to do while a spare starts."""
+LEASES, MANY_LEASES = 3, 60
+"""That a team is given for each event: nothing to do while a spare starts, enough to do until a new process has."""
 SETTLED_STEPS = 5
 """Of them, after which the blow may fall."""
 PATIENCE_S = 300.0
@@ -164,6 +164,10 @@ class NotedFleet(Fleet):
         (slot,) = (slot for slot in list(self._slots.values()) if slot.member.name == member)
         return int(ray.get(slot.process._pid))
 
+    @property
+    def has_spares(self) -> bool:
+        return self._spares_wanted > 0
+
     def ready(self) -> bool:
         """Whether all spares that are wanted are there."""
         return len(self._spares) == self._spares_wanted and all(spare.is_ready for spare in self._spares)
@@ -214,7 +218,8 @@ class Bench:
 
         generation: dict[str, Any] = wait_for(whole)
         made = len(self.traces("step", generation["generation"]))
-        seeds = itertools.islice(self._seeds, LEASES * BATCH_SIZE)
+        leases = LEASES if self.fleet.has_spares else MANY_LEASES
+        seeds = itertools.islice(self._seeds, leases * BATCH_SIZE)
         keys = [RequestKey("run", 1, RequestKind.EXPLORE, 0, seed, POLICY, SPEC.steps) for seed in seeds]
         self._cluster.submit([SampleRequest(key, self._prompt, SPEC) for key in keys])
         wait_for(
@@ -270,7 +275,7 @@ def blow(bench: Bench, number: signal.Signals, name: str, times: Times) -> None:
     if paused_s is not None:
         times.setdefault("pause", []).append((collective_s - paused_s, step_s - paused_s))
     (newcomer,) = set(whole["members"]) - set(before["members"])
-    if bench.fleet._spares_wanted:
+    if bench.fleet.has_spares:
         times.setdefault("warm", []).append(tuple(end - bench.fleet.told_s[newcomer] for end in (collective_s, step_s)))  # type: ignore[arg-type]
     else:
         (process,) = set(bench.fleet.started_s) - known
