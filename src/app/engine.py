@@ -98,7 +98,15 @@ class RolloutEngine:
         self._reward = reward
         self._judge = judge
         self._checksum: str | None = None
-        self.fingerprint = str(Fingerprint.of(sampler.adapter, sampler.batch_size, sp_degree))
+        self.fingerprint = self.fingerprint_at(sp_degree)
+
+    def fingerprint_at(self, sp_degree: int) -> str:
+        """What it is when so many processes share the model's sequences."""
+        return str(Fingerprint.of(self._adapter, self._sampler.batch_size, sp_degree))
+
+    def share(self, sp_degree: int) -> None:
+        """From now on so many processes share the model's sequences."""
+        self.fingerprint = self.fingerprint_at(sp_degree)
 
     @property
     def batch_size(self) -> int:

@@ -16,7 +16,7 @@ from src.models.load import load_adapter
 from src.models.sampler import Sampler
 
 if TYPE_CHECKING:
-    from src.parallel.mesh import Mesh
+    from src.parallel.ulysses import SequenceGroup
 
 
 def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
@@ -75,15 +75,15 @@ def build_worker_engine(config: Config) -> RolloutEngine:
     return build_engine(config, build_sampler(config, device=cluster["device"], threads=cluster["threads"]))
 
 
-def build_rank_engine(config: Config, mesh: Mesh | None = None) -> tuple[Sampler, RolloutEngine]:
-    """The engine of a training rank, around the model that is trained; `mesh` if there are several ranks."""
+def build_rank_engine(config: Config, group: SequenceGroup | None = None) -> tuple[Sampler, RolloutEngine]:
+    """The engine of a training rank, around the model that is trained; `group` shares its sequences, if there are
+    several ranks."""
     device, threads = config["trainer"]["accelerator"], config["parallel"]["threads"]
     sampler = build_sampler(config, device=device, threads=threads)
-    if mesh is None:
+    if group is None:
         return sampler, build_engine(config, sampler)
     from src.parallel.families import parallelize  # imported here: no spot worker needs it
-    from src.parallel.ulysses import SequenceGroup
 
     with refusing("parallel.sp_degree"):
-        parallelize(sampler.adapter.transformer, SequenceGroup(mesh.sequence))
-    return sampler, build_engine(config, sampler, sp_degree=mesh.snapshot.sp_degree)
+        parallelize(sampler.adapter.transformer, group)
+    return sampler, build_engine(config, sampler, sp_degree=config["parallel"]["sp_degree"])

@@ -195,9 +195,11 @@ class Coordinator:
         any."""
         changed = bool(self._do(m.Tick()))
         for member in self.teams.silence(self.now()):
-            if member not in self._members:  # else the scheduler sees it
+            changed = True
+            if member not in self._members:
                 self.lost.append(Lost(member, "frozen"))
-                changed = True
+            elif not self._members[member].watched:  # else the scheduler sees it
+                self._do(m.Leave(member, "frozen"))
         self._explore()
         return changed
 
@@ -211,9 +213,9 @@ class Coordinator:
         """The member has dropped the group of this generation after an error."""
         self.teams.broken(self.now(), member, generation)
 
-    def boundary(self, member: str, generation: int) -> bool:
+    def boundary(self, member: str, generation: int, *, admits: bool = True) -> bool:
         """The first member of a generation stands between two steps; returns whether all its members leave it."""
-        return self.teams.boundary(self.now(), member, generation)
+        return self.teams.boundary(self.now(), member, generation, admits=admits)
 
     def regroup(self) -> bool:
         """Forms the generations whose time has come; returns whether there were any."""

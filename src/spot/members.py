@@ -32,7 +32,8 @@ class Introduction:
 class Store(Protocol):
     """The server through which elastic groups form. It ends with the coordinator."""
 
-    port: int
+    @property
+    def port(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Joined:
     kinds: frozenset[RequestKind] = m.EVERY_KIND
     watched: bool = True
     """Whether its silence means that it is frozen. Training ranks are silent for a whole training phase."""
+
+
+def rank_member(number: int, incarnation: int) -> Member:
+    """Who the training rank with this number is, in this life of the run. No two processes of a life share a number."""
+    return Member("local", number, incarnation, "reserved")
 
 
 RESERVED_KINDS = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from src.app import job
+from src.app import ranks as processes
 from src.app.config import ConfigError, RunPlan
 from tests.app.processes import assert_gone, events, living, scratch_of, started, wait_for
 from tests.app.runs import LORA, ROOT, TINY, Run, configuration
@@ -127,9 +127,9 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, devic
     def popen(command: list[str], **arguments: Any) -> subprocess.Popen[str]:
         return start([sys.executable, str(script)], **arguments)
 
-    monkeypatch.setattr(job.subprocess, "Popen", popen)
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
     config = {"trainer": {"devices": devices}, "parallel": {"threads": 1}}
-    with job.Ranks(RunPlan(config, tmp_path)) as ranks:
+    with processes.Ranks(RunPlan(config, tmp_path)) as ranks:
         ranks.send_start("nowhere")
         while ranks.running():
             time.sleep(0.01)
