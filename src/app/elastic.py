@@ -16,7 +16,7 @@ from src.app.checkpoint import Checkpoint
 from src.app.config import Config
 from src.app.engine import RolloutEngine
 from src.app.processes import TEAM
-from src.core.clock import RunClock
+from src.core.clock import RunClock, sleep_s
 from src.core.protocols import Engine
 from src.parallel.cluster import ElasticCluster
 from src.parallel.elastic import ElasticWorld, Recovery
@@ -103,7 +103,7 @@ class Pulse(threading.Thread):
             if self._leaving.is_set() and not told:
                 told = True
                 self._host.notice.remote(self._member, math.inf)
-            threading.Event().wait(self._every_s)
+            sleep_s(self._every_s)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         self._leaving.set()

@@ -130,7 +130,7 @@ class ElasticRanks(Ranks):
         self._fleet = fleet
         self._restarts = plan.config["parallel"]["restarts"]
         self._places: list[_Place] = []
-        self._failures: list[tuple[_Place, subprocess.Popen[str], int]] = []
+        self._failures: list[tuple[int, subprocess.Popen[str], int]] = []
         self._next = plan.config["trainer"]["devices"]
         self._address = ""
 
@@ -152,10 +152,14 @@ class ElasticRanks(Ranks):
         return None in codes and not {BAD_INPUT, LOST} & {*codes}
 
     def failure(self) -> Exception | None:
-        if any(place.code == DONE for place in self._places) or not self._failures:
+        if any(place.code == DONE for place in self._places):
             return None
-        place, process, code = min(self._failures, key=lambda each: each[2] != BAD_INPUT)
-        return self._failure(place.rank, process, code)
+        if not self._failures:
+            return JobFailed(f"all training ranks were told to leave; go on with: {self._plan.resume_hint}")
+        # Those that found nobody are a consequence; before them, the last one to fail was the last that was left.
+        refused = [each for each in self._failures if each[2] == BAD_INPUT]
+        rank, process, code = [*self._failures[:1], *(each for each in self._failures if each[2] != LOST), *refused][-1]
+        return self._failure(rank, process, code)
 
     def _end_frozen(self, worker: str) -> None:
         for place in self._places:
@@ -165,14 +169,14 @@ class ElasticRanks(Ranks):
 
     def _ended(self, place: _Place, code: int) -> None:
         """Tells the coordinator, and starts another process in the place if there is to be one."""
-        left = code in (DONE, LEFT)
+        left = code in (DONE, LEFT) and not place.frozen
         reason = "left" if left else "frozen" if place.frozen else "killed" if code < 0 else "failed"
         finished = any(each.code == DONE for each in self._places)
         again = not (left or finished or code in (BAD_INPUT, LOST)) and place.restarts < self._restarts
         self._fleet.leave(self._name(place), reason)
         self._fleet.record("rank_ended", rank=place.rank, worker=self._name(place), reason=reason, restarts=again)
         if not left:
-            self._failures.append((place, place.process, code))
+            self._failures.append((place.rank, place.process, code))
         if again:
             self._replace(place)
 

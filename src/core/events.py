@@ -13,7 +13,7 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
                      (an elastic group; the first `stayed` members were in it before; regroup_s since that one ended)
     rank_ended       rank, worker, reason (killed | failed | frozen | left), restarts
                      (a training rank of an elastic job; restarts: whether another one takes its place)
-    rank_recovered   generation, operation, update, world, sp_degree, form_s, engine_s, resume_s, checksum
+    rank_recovered   generation, operation, world, sp_degree, form_s, engine_s, resume_s, checksum
                      (the ranks go on: groups are formed, engines made anew, the operation that was interrupted is done;
                      resume_s since its error was seen; checksum of weights and optimizer, equal on all ranks)
     worker_failed    worker, error                                 (its own fault; the next one is started)

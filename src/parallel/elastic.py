@@ -119,6 +119,7 @@ class ElasticWorld:
         self.number = 0
         """Of the operation in hand, the same on all ranks."""
         self._done = 0  # operations that are done here: `number`, or one less
+        self._done_by_all = 0  # when the ranks last changed
         self._inside = False
         self._knows = not joins
         self._unsettled = False  # the ranks have changed, and have not compared yet what the next operation is to do
@@ -143,6 +144,8 @@ class ElasticWorld:
         self._regroup(None)
         if self._knows:
             self._broken_s = None  # it was no recovery
+        else:
+            self.number = self._done = self._done_by_all
 
     # ---------------------------------------------------------------- operations
 
@@ -207,7 +210,10 @@ class ElasticWorld:
 
     def _settle(self, result: list[T], changes: Shared | None) -> None:
         """All ranks are before or in the same operation: whoever has done it gives its result to the others."""
-        done = self._gather(bool(result))
+        places = self._gather((self.number, bool(result)))
+        if len({number for number, _ in places}) > 1:
+            raise StateLost(f"ranks of generation {self._generation} are in different operations: {places}")
+        done = [has for _, has in places]
         if any(done):
             giver = done.index(True)
             mine = self.mesh.snapshot.rank == giver
@@ -249,10 +255,9 @@ class ElasticWorld:
                 error = failure
         if not done:
             raise StateLost(f"all ranks that knew how far the training was are gone in {generation}")
-        if not self._knows:
-            self.number = self._done = min(done)
+        self._done_by_all = min(done)
         self._unsettled = True
-        return min(done) >= self.number
+        return self._done_by_all >= self.number
 
     def _drop(self) -> None:
         """Leaves all groups, which the others see as an error in their collectives."""

@@ -98,6 +98,9 @@ class UlyssesStrategy(DeepSpeedStrategy):
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return obj if self._world.is_elastic else super().broadcast(obj, src)
 
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor if self._world.is_elastic else super().reduce(tensor, *args, **kwargs)
+
     def setup_environment(self) -> None:
         if self._world.mesh.device.type == "cpu":
             DDPStrategy.setup_environment(self)  # past a check that asks for CUDA

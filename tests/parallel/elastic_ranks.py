@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.managers import BaseManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +27,10 @@ from src.parallel.elastic import ElasticWorld, Recovery
 from src.parallel.group import connect_store, serve_store
 from src.spot.teams import Teams
 
-START_S = 120.0
-HEARTBEAT_S, FROZEN_S = 0.1, 1.5
+START_S = 280.0
+ALARM = 0
+"""In place of a signal: an error, as of a lost group, of a rank that lives on."""
+HEARTBEAT_S, FROZEN_S = 0.1, 4.0
 
 
 class Referee:
@@ -118,6 +119,8 @@ class Fault:
     signal: int = signal.SIGKILL
 
     def strike(self) -> None:
+        if self.signal == ALARM:
+            raise RuntimeError("false alarm")
         os.kill(os.getpid(), self.signal)
 
 
@@ -146,7 +149,8 @@ class Stage:
         server = office.get_server()
         self._address = server.address
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        self._context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("forkserver")  # imports once, for all ranks that will be needed
+        self._context.set_forkserver_preload(["tests.parallel.preload"])
         self._idle: list[tuple[Any, Connection]] = []
         self._played = 0
 
@@ -207,7 +211,9 @@ class Stage:
     def _look(self, playing: dict[int, tuple[Any, Connection]], results: dict[int, Any]) -> bool:
         """Waits a moment for ranks to end; returns whether one died."""
         died = False
-        by_waitable = {thing: number for number, (process, pipe) in playing.items() for thing in (process.sentinel, pipe)}
+        by_waitable = {
+            thing: number for number, (process, pipe) in playing.items() for thing in (process.sentinel, pipe)
+        }
         for thing in wait(list(by_waitable), timeout=0.02):
             number = by_waitable[thing]
             if number not in playing:
@@ -237,11 +243,6 @@ class Stage:
 def _serve(pipe: Connection, port: int, address: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    import tests.parallel.test_engine  # noqa: F401
-
-    from src.parallel.engine import prepare_deepspeed
-
-    prepare_deepspeed(torch.device("cpu"))
     Office.register("referee")
     office = Office(address, authkey=b"tests")
     office.connect()
@@ -288,7 +289,3 @@ class Watched(ElasticWorld):
 
     def _keep(self, recovery: Recovery) -> None:
         self.recoveries.append(asdict(recovery))
-
-
-def state_file(story: Story, update: int) -> Path:
-    return Path(story.folder) / f"state{update}.pt"
