@@ -54,8 +54,11 @@ class Ranks:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, **place, **meeting, "OMP_NUM_THREADS": str(threads)},
+                env={**self._environment(), **place, **meeting, "OMP_NUM_THREADS": str(threads)},
             )
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ)
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
@@ -179,6 +182,9 @@ class ElasticRanks(Ranks):
             self._failures.append((place.rank, place.process, code))
         if again:
             self._replace(place)
+
+    def _environment(self) -> dict[str, str]:
+        return {**super()._environment(), "TORCH_NCCL_BLOCKING_WAIT": "1"}  # no step after a reduction that failed
 
     def _replace(self, place: _Place) -> None:
         place.process, place.number, place.code, place.frozen = self._spawn(place.rank, 0), self._next, None, False

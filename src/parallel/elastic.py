@@ -1,8 +1,8 @@
 """Training ranks that may die, freeze or leave at any moment, and come back between two iterations.
 
 All ranks run the same program, and whatever they do together is a numbered operation (`ElasticWorld.run`). An operation
-ends with a barrier, so no rank is more than one operation ahead of another. When a collective fails, the survivors drop
-all groups at once (which wakes up the others), report, wait for the next generation, form its groups and compare:
+ends with a barrier, so no rank is more than one operation ahead of another. When a collective fails, the survivors cut
+all connections at once (which wakes up the others), report, wait for the next generation, form its groups and compare:
 
     nobody has done the operation     all run it again, with the new groups
     somebody has                      he gives its result, and the weights and moments that it changed, to the others
@@ -34,6 +34,7 @@ from src.core.protocols import Team
 from src.core.types import Generation
 from src.parallel.mesh import Mesh, Shared
 from src.parallel.plan import training_degree
+from src.parallel.wires import Wires
 
 T = TypeVar("T")
 
@@ -115,6 +116,7 @@ class ElasticWorld:
         self._followers: list[Callable[[Mesh], None]] = []
         self._generation = Generation(-1, ())
         self._mesh: Mesh | None = None
+        self._wires: Wires | None = None
         self._shared: Shared | None = None
         self.number = 0
         """Of the operation in hand, the same on all ranks."""
@@ -244,10 +246,13 @@ class ElasticWorld:
             generation = self._team.next(self._generation.number)
             if generation is None:
                 raise Left
+            if self._knows and self._member not in generation.members[: generation.stayed]:
+                raise RuntimeError(f"the others went on without this rank, and know more by now: {generation}")
             self._generation = generation
             try:
                 self._form()
                 done = [count for count in self._gather(self._done if self._knows else None) if count is not None]
+                self.mesh.set_timeout(self._timeout_s)
                 break
             except _Boundary:
                 error = None
@@ -262,6 +267,8 @@ class ElasticWorld:
     def _drop(self) -> None:
         """Leaves all groups, which the others see as an error in their collectives."""
         self._mesh = None
+        if self._wires is not None:
+            self._wires.cut()
         if dist.is_initialized():
             with suppress(RuntimeError):
                 c10d._abort_process_group()
@@ -289,7 +296,7 @@ class ElasticWorld:
             timeout_s=FORM_TIMEOUT_S,
             generation=number,
         )
-        self._mesh.set_timeout(self._timeout_s)
+        self._wires = Wires(self._gather)
         formed_s = monotonic_s()
         for follow in self._followers:
             follow(self._mesh)
