@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 from src.app import checkpoint
-from src.app.callbacks import Checkpointing, Evaluation
+from src.app.callbacks import Boundaries, Checkpointing, Evaluation
 from src.app.config import CHECKPOINTS, Config, ConfigError, build, geometry, refusing, spot_places, task
 from src.app.engine import RolloutEngine
 from src.app.export import LoRAExport
@@ -21,7 +21,8 @@ from src.core.types import SampleSpec
 from src.models.adapter import DiTAdapter, state_checksum
 from src.models.reference import FrozenCopy, Reference
 from src.models.sampler import Sampler
-from src.parallel.mesh import Mesh
+from src.parallel.elastic import ElasticWorld
+from src.parallel.mesh import World
 from src.rl.data import PromptData
 from src.rl.module import Audit, FlowGRPO, RunIdentity
 from src.rl.policy_gradient import PolicyGradient
@@ -55,7 +56,8 @@ def build_module(
         ),
         seed_bank=SeedBank(run_seed=config["seed"], select=build(explore["select"], "explore.select")),
         audit=Audit(**explore["audit"]),
-        trusts=trusts(algo["old_logprob"], engine.fingerprint),
+        # Of ranks that come and go, all must decide alike: so it is the degree that was asked for, whatever it is now.
+        trusts=trusts(algo["old_logprob"], engine.fingerprint_at(config["parallel"]["sp_degree"])),
         optimizer=optimizer,
         ema=build(algo["ema"], "algo.ema") if algo["ema"] else None,
     )
@@ -142,23 +144,26 @@ def build_training(
     sampler: Sampler,
     engine: RolloutEngine,
     resume: checkpoint.Checkpoint | None = None,
-    mesh: Mesh | None = None,
+    world: World | None = None,
 ) -> tuple[pl.Trainer, FlowGRPO, PromptData]:
-    """Everything that trains the sampler's model, ready for `trainer.fit(module, data)`; `mesh` of several ranks."""
+    """Everything that trains the sampler's model, ready for `trainer.fit(module, data)`; `world` of several ranks."""
     identity = RunIdentity(run=cluster.run, seed=config["seed"], incarnation=cluster.incarnation)
     torch.manual_seed(seeds.derive("torch", config["seed"]))  # nothing of ours draws from it; a model's dropout would
     base = state_checksum(sampler.adapter.transformer.state_dict())  # with LoRA the frozen weights too
     module = build_module(config, identity, cluster, sampler, engine)
-    trainer = build_trainer(config, build_callbacks(config, folder, base, resume), mesh)
+    callbacks = build_callbacks(config, folder, base, resume)
+    if isinstance(world, ElasticWorld):
+        callbacks.insert(0, Boundaries(world=world, base=base))
+    trainer = build_trainer(config, callbacks, world)
     return trainer, module, build_data(config, first=resume.state["iteration"] if resume else 0)
 
 
-def build_trainer(config: Config, callbacks: Sequence[pl.Callback], mesh: Mesh | None) -> pl.Trainer:
+def build_trainer(config: Config, callbacks: Sequence[pl.Callback], world: World | None) -> pl.Trainer:
     """Lightning's trainer. It runs until the data end: our `max_steps` counts iterations, not optimizer steps."""
     strategy = build(config["parallel"]["strategy"], "parallel.strategy")
-    if mesh is not None:
+    if world is not None:
         with refusing("parallel.strategy"):
-            strategy = strategy(mesh=mesh)
+            strategy = strategy(world=world)
     section = {key: value for key, value in config["trainer"].items() if key != "max_steps"}
     trainer: pl.Trainer = build(section, "trainer")(
         strategy=strategy,

@@ -1,10 +1,13 @@
-"""What happens between iterations besides exploration: evaluation on held-out prompts, and checkpoints."""
+"""What happens between iterations besides exploration: evaluation on held-out prompts, checkpoints, and ranks that come
+and go."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +20,16 @@ from torch import Tensor
 
 from src.app import checkpoint
 from src.app.checkpoint import Checkpoint, CheckpointError
+from src.app.processes import shared_folder
 from src.core import seeds
 from src.core.clock import Stopwatch
 from src.core.folders import write_whole
 from src.core.stats import mean
 from src.core.types import Blob, PolicyVersion, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
+from src.parallel.elastic import ElasticWorld
 from src.rl.module import FlowGRPO
 from src.rl.rewards.image_stats import image_statistics
+from src.spot.reaper import JOB_VARIABLE
 
 
 class Evaluation(pl.Callback):
@@ -98,7 +104,7 @@ class Evaluation(pl.Callback):
             "time/evaluate_s": watch.seconds["evaluate"],
             **{f"images/{name}": value for name, value in statistics.items()},
         }
-        rows = self._write_images(module.iteration, results) if module.updater.snapshot.is_leader else []
+        rows = module.cluster.lead(lambda: self._write_images(module.iteration, results))
         module.cluster.record(
             "evaluated",
             iteration=module.iteration,
@@ -175,22 +181,54 @@ class Checkpointing(pl.Callback):
             watch = Stopwatch(module.cluster.now)
             with watch.phase("save"):
                 content = snapshot(module, base=self._base)  # of all ranks: each may hold a part
-                if module.updater.snapshot.is_leader:
-                    folder = checkpoint.save(self._root, module.iteration, content, keep=self._keep)
-            if module.updater.snapshot.is_leader:
-                module.cluster.record(
-                    "checkpoint_saved",
-                    iteration=module.iteration,
-                    path=f"{self._root.name}/{folder.name}",
-                    bytes=sum(file.stat().st_size for file in folder.iterdir()),
-                    save_s=watch.seconds["save"],
-                )
+                folder, size_bytes = module.cluster.lead(lambda: self._save(module.iteration, content))
+            module.cluster.record(
+                "checkpoint_saved",
+                iteration=module.iteration,
+                path=f"{self._root.name}/{folder.name}",
+                bytes=size_bytes,
+                save_s=watch.seconds["save"],
+            )
             module.cluster.log_metrics(module.iteration, {"time/save_s": watch.seconds["save"]})
         trainer.should_stop = trainer.should_stop or stop
+
+    def _save(self, iteration: int, content: Checkpoint) -> tuple[Path, int]:
+        folder = checkpoint.save(self._root, iteration, content, keep=self._keep)
+        return folder, sum(file.stat().st_size for file in folder.iterdir())
+
+
+class Boundaries(pl.Callback):
+    """Lets training ranks come and go, before anything else happens in an iteration.
+
+    Args:
+        base: see `Checkpointing`.
+    """
+
+    def __init__(self, *, world: ElasticWorld, base: str) -> None:
+        self._world = world
+        self._base = base
+        self._first = True
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        first, self._first = self._first, False
+        if not first:  # at the boundary before its first iteration a rank came in
+            self._world.boundary(lambda: self._save(cast(FlowGRPO, pl_module)))
+
+    def _save(self, module: FlowGRPO) -> str:
+        folder = shared_folder(Path(os.environ[JOB_VARIABLE]))
+        return str(checkpoint.save(folder, module.iteration, rank_state(module, base=self._base), keep=1))
 
 
 def snapshot(module: FlowGRPO, *, base: str) -> Checkpoint:
     """Everything that decides the rest of the run. All ranks must call it; each gets the whole."""
+    known = rank_state(module, base=base)
+    return replace(known, state={**known.state, "planner": module.cluster.planner_state()})
+
+
+def rank_state(module: FlowGRPO, *, base: str) -> Checkpoint:
+    """The part of it that the ranks know, without the coordinator."""
     moments, scalars = module.updater.state(dict(module.transformer.named_parameters()))
     return Checkpoint(
         tensors={
@@ -206,8 +244,8 @@ def snapshot(module: FlowGRPO, *, base: str) -> Checkpoint:
             "iteration": module.iteration,
             "base": base,
             "optimizer": scalars,
+            "published": str(module.published) if module.published else None,
             "seed_bank": module.seed_bank.state_dict(),
-            "planner": module.cluster.planner_state(),
         },
     )
 
@@ -229,7 +267,9 @@ def restore(module: FlowGRPO, content: Checkpoint, *, base: str) -> None:
         module.ema.load({name: tensor.to(module.device) for name, tensor in content.tensors["ema"].items()})
     set_random_state(content.tensors["random"])
     module.seed_bank.load_state_dict(state["seed_bank"])
-    module.cluster.restore_planner(state["planner"])
+    if "planner" in state:
+        module.cluster.restore_planner(state["planner"])
+    module.published = PolicyVersion.parse(state["published"]) if state.get("published") else None
     module.iteration = state["iteration"]
 
 

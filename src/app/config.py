@@ -225,12 +225,16 @@ def _check_ranks(config: Config) -> None:
         for key, value in (("trainer.devices", devices), ("parallel.sp_degree", degree)):
             if value != 1:
                 raise ConfigError(f"{key} must be 1 for one rank (several: parallel=ulysses), got {value}")
+        if parallel["elastic"]:
+            raise ConfigError("parallel.elastic=true needs several ranks (parallel=ulysses), got parallel.mesh=null")
         return
     if parallel["strategy"].get("stage") not in (0, 1, 2):
         raise ConfigError(
             f"parallel.strategy.stage must be 0, 1 or 2: ZeRO 3 is not known to be right with sequence parallelism, "
             f"got {parallel['strategy'].get('stage')}"
         )
+    if parallel["elastic"]:
+        _check_elastic(config)
     if config["model"]["compile"] and degree > 1:
         raise ConfigError(f"model.compile cannot be combined with parallel.sp_degree={degree}")
     sizes = geometry(config)
@@ -241,6 +245,17 @@ def _check_ranks(config: Config) -> None:
             heads=_heads(config, degree),
             pairs=min(sizes.pairs_of_update(update) for update in range(sizes.updates)),
         )
+
+
+def _check_elastic(config: Config) -> None:
+    """Refuses ranks that could not come and go."""
+    stage, devices = config["parallel"]["strategy"]["stage"], config["trainer"]["devices"]
+    if stage != 0:  # each rank holds a part of the optimizer's state, which would die with it
+        raise ConfigError(f"parallel.elastic=true needs parallel.strategy.stage=0, got {stage}")
+    if devices == 1:
+        raise ConfigError("parallel.elastic=true needs ranks that can stand in for one another, got trainer.devices=1")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError("parallel.elastic=true cannot be combined with torchrun, which restarts all ranks itself")
 
 
 def is_virtual(config: Config) -> bool:

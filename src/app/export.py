@@ -62,7 +62,7 @@ class LoRAExport(pl.Callback):
         module = cast(FlowGRPO, pl_module)
         due = module.iteration % self._every == 0 or module.iteration == self._last
         if self._config["model"]["lora"] is not None and (due or module.cluster.should_stop()):
-            export(module, self._folder, self._config)
+            module.cluster.lead(lambda: export(module, self._folder, self._config))
 
 
 def export(module: FlowGRPO, folder: Path, config: Config) -> None:

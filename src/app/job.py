@@ -10,10 +10,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -34,15 +33,16 @@ from src.app.config import (
     spot_teams,
 )
 from src.app.errors import Interrupted, JobFailed
-from src.app.processes import BAD_INPUT, DONE, free_port
+from src.app.processes import TEAM, shared_folder
 from src.app.progress import Progress
+from src.app.ranks import LOOPBACK_ONLY, ElasticRanks, Ranks
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
 from src.core.events import Event, read_jsonl
 from src.spot.coordinator import WEIGHTS_FOLDER, Coordinator, CoordinatorLost
 from src.spot.fleet import Fleet
 from src.spot.joined import JoinedRay
-from src.spot.members import Store
+from src.spot.members import Store, rank_member
 from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
 from src.spot.run_log import EVENTS_FILE, News
@@ -50,9 +50,6 @@ from src.spot.scheduler import Scheduler
 from src.spot.session import ClusterError
 
 POLL_S = 0.2
-
-LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""All processes are on this machine; left to themselves, gloo and NCCL listen on the interface of its host name."""
 
 
 def launch(config: DictConfig) -> float | None:
@@ -76,7 +73,14 @@ def post_train(config: DictConfig) -> float | None:
         print(f"warning: {warning}", file=sys.stderr)
     terminal, stop = Terminal(plan), StopSignals()
     try:
-        with stop, temporary(plan.folder / WEIGHTS_FOLDER), _fleet(plan) as fleet, Ranks(plan) as ranks, terminal:
+        with (
+            stop,
+            temporary(plan.folder / WEIGHTS_FOLDER),
+            _fleet(plan) as fleet,
+            temporary(shared_folder(fleet.scratch)),
+            _ranks(plan, fleet) as ranks,
+            terminal,
+        ):
             ranks.send_start(fleet.start())
             _follow(fleet, ranks, terminal, stop)
             unfinished = terminal.iteration < plan.config["trainer"]["max_steps"]
@@ -95,6 +99,10 @@ def post_train(config: DictConfig) -> float | None:
     print(five_lines(terminal.summary, plan.folder))
     reward: float | None = terminal.summary["eval_reward_end"]
     return reward
+
+
+def _ranks(plan: RunPlan, fleet: Fleet) -> Ranks:
+    return ElasticRanks(plan, fleet) if plan.config["parallel"]["elastic"] else Ranks(plan)
 
 
 def _follow(fleet: Fleet, ranks: Ranks, terminal: Terminal, stop: StopSignals) -> None:
@@ -171,90 +179,27 @@ class StopSignals:
         print("stopping after this iteration (again: at once)", file=sys.stderr)
 
 
-class Ranks:
-    """The processes of the training ranks, each in a session of its own, so that Ctrl-C reaches the parent only.
-
-    They find their place in the environment variables that `torchrun` sets too. What they log goes to rank.log and
-    rank1.log, rank2.log, ... in the run folder; one line on standard output tells why one failed. Then all end.
-    """
-
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
-        self._processes: list[subprocess.Popen[str]] = []
-        self._codes: list[int | None] = []
-        """Exit codes when they were last looked at: later ones may be of our own killing."""
-
-    def __enter__(self) -> Ranks:
-        world, port = self._plan.config["trainer"]["devices"], free_port()
-        threads = str(self._plan.config["parallel"]["threads"])
-        for rank in range(world):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **LOOPBACK_ONLY}
-            with self._log(rank).open("a", encoding="utf-8") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "src.app.rank", str(self._plan.folder)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    start_new_session=True,
-                    env={**os.environ, **place, **meeting, "OMP_NUM_THREADS": threads},
-                )
-            self._processes.append(process)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            with process:  # waits, and closes its pipes
-                pass
-
-    def send_start(self, address: str) -> None:
-        """Tells the ranks where Ray is, and from which checkpoint to go on."""
-        start = {"address": address, "resume": str(self._plan.resume) if self._plan.resume else None}
-        for process in self._processes:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError), process.stdin:  # it has ended already: its exit code tells why
-                process.stdin.write(json.dumps(start) + "\n")
-
-    def running(self) -> bool:
-        """Whether some rank still trains, and none has failed."""
-        self._codes = [process.poll() for process in self._processes]
-        return None in self._codes and all(code in (None, DONE) for code in self._codes)
-
-    def failure(self) -> Exception | None:
-        """Why the job failed. Ranks that wait for a dead one fail too: the likeliest cause of all is told."""
-        failed = [(rank, code) for rank, code in enumerate(self._codes) if code]
-        if not failed:
-            return None
-        rank, code = min(failed, key=lambda each: (each[1] != BAD_INPUT, each[1] >= 0, each[0]))
-        output = self._processes[rank].stdout
-        assert output is not None
-        said = output.read().strip() or "it said nothing"
-        if code == BAD_INPUT:
-            return ConfigError(said)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed: {said}"
-        name = "the training rank" if len(self._processes) == 1 else f"training rank {rank}"
-        return JobFailed(f"{name} {how} (see {self._log(rank)}); go on with: {self._plan.resume_hint}")
-
-    def _log(self, rank: int) -> Path:
-        return self._plan.folder / f"rank{rank or ''}.log"
-
-
 def make_coordinator(config: Config, run: str, folder: Path, iteration: int) -> Coordinator:
     """The coordinator of a job, in its own process."""
     cluster = config["cluster"]
     scheduler = Scheduler(heartbeat_timeout_s=cluster["heartbeat_timeout_s"], lease_target_s=cluster["lease_target_s"])
-    return Coordinator(
+    elastic = config["parallel"]["elastic"]
+    coordinator = Coordinator(
         run=run,
         folder=folder,
         scheduler=scheduler,
         planner=build(config["planner"], "planner"),
         iteration=iteration,
         ledger=build_ledger(config),
-        store=make_store() if cluster.get("sp_degree", 1) > 1 else None,
+        store=make_store() if elastic or cluster.get("sp_degree", 1) > 1 else None,
     )
+    if elastic:
+        incarnation = coordinator.log.incarnation
+        names = [rank_member(number, incarnation).name for number in range(config["trainer"]["devices"])]
+        # Ranks report an error when they next meet the others, after all that they compute by themselves.
+        window_s = config["parallel"]["mesh"]["timeout_s"]
+        coordinator.teams.found(TEAM, names, window_s=window_s, joins_after_error=False)
+    return coordinator
 
 
 def make_store() -> Store:

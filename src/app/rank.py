@@ -22,10 +22,14 @@ from src.app import checkpoint
 from src.app.build import build_training
 from src.app.checkpoint import CheckpointError
 from src.app.config import Config, ConfigError, build, refusing
-from src.app.processes import BAD_INPUT, DONE, FAILED, die_with_parent
+from src.app.elastic import come_in
+from src.app.processes import BAD_INPUT, DONE, FAILED, LEFT, LOST, die_with_parent
 from src.app.sampling import build_rank_engine
 from src.core.protocols import Cluster, Engine
 from src.parallel.cluster import RankCluster
+from src.parallel.elastic import Left, StateLost
+from src.parallel.mesh import FixedWorld, World
+from src.parallel.ulysses import SequenceGroup
 from src.spot.client import RayCluster
 
 
@@ -33,17 +37,30 @@ def main(folder: Path) -> None:
     """Trains until the last iteration, or until the user asks to stop."""
     die_with_parent()
     config: Config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    mesh = build(config["parallel"]["mesh"], "parallel.mesh")() if config["parallel"]["mesh"] else None
-    sampler, engine = build_rank_engine(config, mesh)
+    parallel = config["parallel"]
+    group = SequenceGroup() if parallel["mesh"] else None
+    world: World | None = None
+    if group is not None and not parallel["elastic"]:
+        world = FixedWorld(build(parallel["mesh"], "parallel.mesh")())
+        group.enter(world.mesh.sequence)
+    sampler, engine = build_rank_engine(config, group)
     start: dict[str, Any] = json.loads(sys.stdin.readline())
     resume = checkpoint.load(Path(start["resume"])) if start["resume"] else None
 
     def connect(engine: Engine, number: int = 0) -> Cluster:
         return RayCluster.connect(start["address"], engine=engine, rank=number)
 
-    cluster = RankCluster(mesh=mesh, engine=engine, connect=connect) if mesh else connect(engine)
+    cluster: Cluster
+    if parallel["elastic"]:
+        assert group is not None
+        world, cluster, known = come_in(config, start, engine, group)
+        resume = known or resume
+    elif world is not None:
+        cluster = RankCluster(world=world, engine=engine, connect=connect)
+    else:
+        cluster = connect(engine)
     with refusing():
-        trainer, module, data = build_training(config, folder, cluster, sampler, engine, resume, mesh)
+        trainer, module, data = build_training(config, folder, cluster, sampler, engine, resume, world)
     trainer.fit(module, data)
 
 
@@ -59,6 +76,11 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]))
     except (ConfigError, CheckpointError) as error:
         code = BAD_INPUT
+        print(error, file=to_parent)
+    except Left:
+        code = LEFT
+    except StateLost as error:
+        code = LOST
         print(error, file=to_parent)
     except Exception as error:
         code = FAILED

@@ -16,8 +16,8 @@ from src.models.load import load_adapter
 from src.models.sampler import Sampler
 
 if TYPE_CHECKING:
-    from src.parallel.mesh import Mesh
     from src.parallel.team_engine import ElasticEngine
+    from src.parallel.ulysses import SequenceGroup
 
 
 def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
@@ -89,15 +89,15 @@ def build_team_engine(config: Config) -> ElasticEngine:
     return ElasticEngine(engine=build_engine(config, sampler), sequence=sequence, device=sampler.adapter.device)
 
 
-def build_rank_engine(config: Config, mesh: Mesh | None = None) -> tuple[Sampler, RolloutEngine]:
-    """The engine of a training rank, around the model that is trained; `mesh` if there are several ranks."""
+def build_rank_engine(config: Config, group: SequenceGroup | None = None) -> tuple[Sampler, RolloutEngine]:
+    """The engine of a training rank, around the model that is trained; `group` shares its sequences, if there are
+    several ranks."""
     device, threads = config["trainer"]["accelerator"], config["parallel"]["threads"]
     sampler = build_sampler(config, device=device, threads=threads)
-    if mesh is None:
+    if group is None:
         return sampler, build_engine(config, sampler)
     from src.parallel.families import parallelize  # imported here: no spot worker needs it
-    from src.parallel.ulysses import SequenceGroup
 
     with refusing("parallel.sp_degree"):
-        parallelize(sampler.adapter.transformer, SequenceGroup(mesh.sequence))
-    return sampler, build_engine(config, sampler, sp_degree=mesh.snapshot.sp_degree)
+        parallelize(sampler.adapter.transformer, group)
+    return sampler, build_engine(config, sampler, sp_degree=config["parallel"]["sp_degree"])

@@ -162,6 +162,8 @@ class Market(Section):
 class Parallel(Section):
     sp_degree: Count
     threads: Count
+    elastic: bool
+    restarts: Whole
     mesh: Target | None  # None: a single rank
     strategy: Target
 

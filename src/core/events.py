@@ -13,6 +13,11 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
                      (preempted: it was under notice, however it ended then; left: or its group changes)
     regrouped        team, generation, members, stayed, regroup_s
                      (an elastic group; the first `stayed` members were in it before; regroup_s since that one ended)
+    rank_ended       rank, worker, reason (killed | failed | frozen | left), restarts
+                     (a training rank of an elastic job; restarts: whether another one takes its place)
+    rank_recovered   generation, operation, world, sp_degree, form_s, engine_s, resume_s, checksum
+                     (the ranks go on: groups are formed, engines made anew, the operation that was interrupted is done;
+                     resume_s since its error was seen; checksum of weights and optimizer, equal on all ranks)
     worker_failed    worker, error                                 (its own fault; the next one is started)
     policy_published version, checksum, bytes, publish_s
     submitted        request_kind, iteration, count

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from src.core.clock import Clock
 from src.core.types import (
@@ -24,6 +24,8 @@ from src.core.types import (
     Snapshot,
     WorkReport,
 )
+
+T = TypeVar("T")
 
 OnStep = Callable[[int, Sequence[Commit]], None]
 """Told after each denoising step: the next step, and what is committed before it (often nothing)."""
@@ -150,6 +152,9 @@ class Cluster(Protocol):
     def phase(self, name: str, iteration: int) -> AbstractContextManager[None]:
         """Marks what the trainer does for the timeline: `with cluster.phase("train", i): ...`."""
 
+    def lead(self, act: Callable[[], T]) -> T:
+        """Has one of the training ranks do something for all; returns on each what came of it. It may be done again."""
+
     def record(self, kind: str, **fields: Any) -> None:
         """Appends one event to the run's event log."""
 
@@ -172,8 +177,11 @@ class Team(Protocol):
     def broken(self, generation: int) -> None:
         """The group of this generation failed, and this process has dropped it."""
 
-    def boundary(self, generation: int) -> bool:
-        """Whether all members are to leave the group now, between two steps; asked by the first of them."""
+    def boundary(self, generation: int, *, admits: bool = True) -> bool:
+        """Whether all members are to leave the group now, between two steps; asked by the first of them.
+
+        `admits` says whether it is a moment to let in who waits to join.
+        """
 
 
 class TeamEngine(Engine, Protocol):
@@ -221,18 +229,22 @@ class Updater(Protocol):
     def skipped(self) -> int:
         """Updates so far that changed nothing, because their gradient was not finite."""
 
-    def apply(self, update: int, closure: Callable[[], float]) -> float:
-        """Runs optimizer update `update`, counted from the start of the run, and returns the gradient norm.
+    def apply(self, update: int, closure: Callable[[], T]) -> tuple[float, T]:
+        """Runs optimizer update `update`, counted from the start of the run.
 
-        The norm is over all ranks and before clipping. `closure` computes all micro-batches of the update by
-        calling `backward` for each, and returns the loss; a change of membership may call it again.
+        Returns the gradient norm, over all ranks and before clipping, and what `closure` returned. That computes all
+        micro-batches of the update by calling `backward` for each; a change of membership may call it again.
         """
+
+    def together(self, compute: Callable[[], T]) -> T:
+        """Runs whatever else takes several ranks; a change of membership may call `compute` again."""
 
     def backward(self, loss: Any) -> None:
         """Accumulates the gradient of one micro-batch's share of the loss."""
 
     def total(self, sums: Any) -> Any:
-        """A tensor of sums over this rank's micro-batches, added up over all ranks."""
+        """A tensor of sums over this rank's micro-batches, added up over all ranks; to be called in `apply` or
+        `together`."""
 
     def state(self, names: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The optimizer's whole state, tensors and scalars, keyed `field/parameter`. All ranks must call it.

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from src.core.clock import monotonic_s
+from src.core.clock import Clock, monotonic_s
 from src.core.protocols import Cluster, Engine, OnStep, never, unwatched
 from src.core.types import Commit, Exploration, PolicyVersion, SampleRequest, SampleResult, WorkReport
-from src.parallel.mesh import Mesh
+from src.parallel.mesh import World
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ class SharedEngine:
         engine: this rank's.
     """
 
-    def __init__(self, *, engine: Engine, mesh: Mesh) -> None:
+    def __init__(self, *, engine: Engine, world: World) -> None:
         self._engine = engine
-        self._mesh = mesh
+        self._world = world
 
     @property
     def fingerprint(self) -> str:
@@ -92,7 +92,7 @@ class SharedEngine:
         self._tell(None)
 
     def _tell(self, part: _Part | None) -> _Part | None:
-        return _broadcast(part, self._mesh.sequence_objects)
+        return _broadcast(part, self._world.mesh.sequence_objects)
 
 
 class RankCluster:
@@ -101,14 +101,17 @@ class RankCluster:
     Every method is called by all ranks, in the same order. What rank 0 hears is told to all, so they decide alike.
 
     Args:
-        mesh: the ranks.
+        world: the ranks.
         engine: of this rank.
         connect: connects to the coordinator with this engine, as worker number `dp_rank`; only leaders do.
     """
 
-    def __init__(self, *, mesh: Mesh, engine: Engine, connect: Callable[[Engine, int], Cluster]) -> None:
-        self._mesh = mesh
-        self._engine = SharedEngine(engine=engine, mesh=mesh)
+    now: Clock
+
+    def __init__(self, *, world: World, engine: Engine, connect: Callable[[Engine, int], Cluster]) -> None:
+        self._world = world
+        self._engine = SharedEngine(engine=engine, world=world)
+        mesh = world.mesh
         self._own = connect(self._engine, mesh.snapshot.dp_rank) if mesh.leads_sequence else None
         self._speaker = self._own if mesh.snapshot.is_leader else None
         """The connection of rank 0; None on all others."""
@@ -121,8 +124,7 @@ class RankCluster:
         self._hear(lambda cluster: cluster.publish(version, save))  # nobody serves before it can be pulled
 
     def submit(self, requests: Sequence[SampleRequest], *, behind_rollouts: bool = False) -> None:
-        if self._speaker is not None:
-            self._speaker.submit(requests, behind_rollouts=behind_rollouts)
+        self._say(lambda cluster: cluster.submit(requests, behind_rollouts=behind_rollouts))
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         """Each group of ranks sees to its share of the requests (helped by whoever is idle); all get all results."""
@@ -130,11 +132,11 @@ class RankCluster:
         if self._own is None:
             self._engine.follow()
         else:
-            snapshot = self._mesh.snapshot
+            snapshot = self._world.mesh.snapshot
             results = self._own.collect(requests[snapshot.dp_rank :: snapshot.dp])
             self._engine.release()
-        gathered: list[list[SampleResult]] = [[]] * self._mesh.snapshot.world
-        dist.all_gather_object(gathered, results, group=self._mesh.world_objects)
+        gathered: list[list[SampleResult]] = [[]] * self._world.mesh.snapshot.world
+        dist.all_gather_object(gathered, results, group=self._world.mesh.world_objects)
         by_key = {result.key: result for of_rank in gathered for result in of_rank}
         return [by_key[request.key] for request in requests]
 
@@ -142,8 +144,7 @@ class RankCluster:
         return self._hear(lambda cluster: cluster.close(requests, wait_s=wait_s))
 
     def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
-        if self._speaker is not None:
-            self._speaker.open_exploration(exploration, behind_rollouts=behind_rollouts)
+        self._say(lambda cluster: cluster.open_exploration(exploration, behind_rollouts=behind_rollouts))
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
         return self._hear(lambda cluster: cluster.close_exploration(wait_s=wait_s))
@@ -152,8 +153,7 @@ class RankCluster:
         return self._hear(lambda cluster: cluster.planner_state())
 
     def restore_planner(self, state: Mapping[str, Any]) -> None:
-        if self._speaker is not None:
-            self._speaker.restore_planner(state)
+        self._say(lambda cluster: cluster.restore_planner(state))
 
     def workers(self) -> int:
         return self._hear(lambda cluster: cluster.workers())
@@ -166,13 +166,14 @@ class RankCluster:
         with self._speaker.phase(name, iteration):
             yield
 
+    def lead(self, act: Callable[[], T]) -> T:
+        return self._hear(lambda cluster: act())
+
     def record(self, kind: str, **fields: Any) -> None:
-        if self._speaker is not None:
-            self._speaker.record(kind, **fields)
+        self._say(lambda cluster: cluster.record(kind, **fields))
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._speaker is not None:
-            self._speaker.log_metrics(step, metrics)
+        self._say(lambda cluster: cluster.log_metrics(step, metrics))
 
     def should_stop(self) -> bool:
         return self._hear(lambda cluster: cluster.should_stop())
@@ -180,8 +181,92 @@ class RankCluster:
     def _hear(self, ask: Callable[[Cluster], T]) -> T:
         """Rank 0 asks; all get the answer."""
         answer = None if self._speaker is None else ask(self._speaker)
-        heard: T = _broadcast(answer, self._mesh.world_objects)  # type: ignore[assignment]
+        heard: T = _broadcast(answer, self._world.mesh.world_objects)  # type: ignore[assignment]
         return heard
+
+    def _say(self, tell: Callable[[Cluster], None]) -> None:
+        """Rank 0 tells something; the others do not wait for it."""
+        if self._speaker is not None:
+            tell(self._speaker)
+
+
+class Connection(Cluster, Protocol):
+    """A connection whose samples may also be asked for and taken by others."""
+
+    def serve(self, requests: Sequence[SampleRequest]) -> None:
+        """Makes samples until all these requests have their results."""
+
+
+class ElasticCluster(RankCluster):
+    """The cluster as one of several training ranks sees it that come and go: each method is an operation of the world.
+
+    Results stay with the coordinator until all are there, so those of a rank that dies are not lost. Whoever is rank 0
+    speaks; when it dies in the middle of a call, the next one makes the call again, and the coordinator, which knows
+    the operation's number, does not do it twice.
+
+    Args:
+        world: the ranks.
+        engine: of this rank.
+        connect: connects to the coordinator with this engine; called once, when this rank first leads its group.
+        run, incarnation, now: see `core.protocols.Cluster`.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        engine: Engine,
+        connect: Callable[[Engine], Connection],
+        run: str,
+        incarnation: int,
+        now: Clock,
+    ) -> None:
+        self._world = world
+        self._engine = SharedEngine(engine=engine, world=world)
+        self._connect = connect
+        self._connection: Connection | None = None
+        self.run, self.incarnation, self.now = run, incarnation, now
+
+    def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
+        self._engine.weights_changed()  # whoever publishes
+        self._hear(lambda cluster: cluster.publish(version, save))
+
+    def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        self.submit(requests)
+        self._world.run(lambda: self._serve(requests))
+        return self.close(requests, wait_s=0.0)
+
+    def _serve(self, requests: Sequence[SampleRequest]) -> None:
+        if self._own is None:
+            self._engine.follow()
+        else:
+            self._own.serve(requests)
+            self._engine.release()
+
+    @contextmanager
+    def phase(self, name: str, iteration: int) -> Iterator[None]:
+        self.record("phase_started", name=name, iteration=iteration)
+        start_s = self.now()
+        yield
+        self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self.now())
+
+    @property
+    def _own(self) -> Connection | None:  # type: ignore[override]
+        if not self._world.mesh.leads_sequence:
+            return None
+        if self._connection is None:
+            self._connection = self._connect(self._engine)
+        return self._connection
+
+    @property
+    def _speaker(self) -> Connection | None:  # type: ignore[override]
+        return self._own if self._world.mesh.snapshot.is_leader else None
+
+    def _hear(self, ask: Callable[[Cluster], T]) -> T:
+        return self._world.run(lambda: super(ElasticCluster, self)._hear(ask))
+
+    def _say(self, tell: Callable[[Cluster], None]) -> None:
+        self._world.run(lambda: super(ElasticCluster, self)._say(tell))
 
 
 def _broadcast(value: T, group: ProcessGroup) -> T:

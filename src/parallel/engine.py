@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from src.core.types import Snapshot
-from src.parallel.mesh import Mesh
+from src.models.adapter import state_checksum
+from src.parallel.mesh import World
 from src.parallel.updater import WarmUp, flatten_optimizer, optimizer_parameters, restore_optimizer
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,23 @@ def prepare_deepspeed(device: torch.device) -> Any:
     # On CPUs its first collective would compile a C++ extension: minutes, and a lock that outlives a killed process.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+def renew_engine(deepspeed: Any, engine: Any, make: Callable[[], Any]) -> Any:
+    """An engine for other groups than those that `engine` was told of. `make` makes it around the same model and
+    optimizer, whose state stays as it is."""
+    deepspeed.utils.groups._release_process_group_references()
+    deepspeed.comm.comm.cdb = None
+    deepspeed.init_distributed(dist_init_required=False, verbose=False)
+    for hook in (engine.module_forward_pre_hook, engine.module_forward_post_hook):
+        hook.remove()
+    return make()
+
+
+def expect_equal_weights(deepspeed: Any) -> None:
+    """Has engines take it that all ranks hold the same weights, where they would make sure by a broadcast: for ranks
+    that do not make their engines at the same time."""
+    deepspeed.DeepSpeedEngine._broadcast_model = lambda engine: None
 
 
 def engine_config(*, stage: int, grad_clip: float) -> dict[str, Any]:
@@ -67,14 +87,14 @@ class EngineUpdater:
 
     Args:
         engine: with the learning rates to warm up to.
-        mesh: that the engine was told of.
+        world: of whose mesh the engine was told.
         stage: ZeRO stage of the engine.
         grad_clip, warmup_updates: see `LocalUpdater`.
     """
 
-    def __init__(self, *, engine: Any, mesh: Mesh, stage: int, grad_clip: float, warmup_updates: int) -> None:
+    def __init__(self, *, engine: Any, world: World, stage: int, grad_clip: float, warmup_updates: int) -> None:
         self._engine = engine
-        self._mesh = mesh
+        self._world = world
         self._grad_clip = grad_clip
         self._warm_up = WarmUp(engine.optimizer, warmup_updates)
         self._zero = stage > 0
@@ -85,7 +105,11 @@ class EngineUpdater:
 
     @property
     def snapshot(self) -> Snapshot:
-        return self._mesh.snapshot
+        return self._world.mesh.snapshot
+
+    def exchange(self, engine: Any) -> None:
+        """Goes on with an engine that was made anew around the same optimizer."""
+        self._engine = engine
 
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss * self.snapshot.dp)
@@ -93,20 +117,26 @@ class EngineUpdater:
     def total(self, sums: Tensor) -> Tensor:
         """See `core.protocols.Updater`. Ranks that share sequences have equal sums: each counts once."""
         on_device = sums.to(self._engine.device, copy=True)
-        dist.all_reduce(on_device, group=self._mesh.data)
+        dist.all_reduce(on_device, group=self._world.mesh.data)
         return on_device.to(sums.device)
 
-    def apply(self, update: int, closure: Callable[[], float]) -> float:
+    def together(self, compute: Callable[[], T]) -> T:
+        return self._world.run(compute)
+
+    def apply(self, update: int, closure: Callable[[], T]) -> tuple[float, T]:
         """See `core.protocols.Updater`. A gradient that is not finite changes nothing and is counted."""
+        return self._world.run(lambda: self._apply(update, closure), changes=self)
+
+    def _apply(self, update: int, closure: Callable[[], T]) -> tuple[float, T]:
         self._engine.optimizer.zero_grad()
-        closure()
+        result = closure()
         self._warm_up.set(update)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm()) if self._zero else self._norm
         if not math.isfinite(norm):
             self.skipped += 1
             log.warning("update %d skipped: its gradient norm is %s", update, norm)
-        return norm
+        return norm, result
 
     def _clip(self, optimizer: Optimizer) -> None:
         parameters = optimizer_parameters(optimizer)
@@ -117,6 +147,29 @@ class EngineUpdater:
         else:
             for parameter in parameters:
                 parameter.grad = None  # what has no gradient is left as it is
+
+    # ---------------------------------------------------------------- without ZeRO: every rank holds all (mesh.Shared)
+
+    def give(self) -> Any:
+        names = self._numbered()
+        weights = {name: parameter.detach().to("cpu", copy=True) for name, parameter in names.items()}
+        return weights, flatten_optimizer(self._engine.optimizer, names), self.skipped
+
+    def take(self, given: Any) -> None:
+        weights, (tensors, scalars), self.skipped = given
+        names = self._numbered()
+        with torch.no_grad():
+            for name, parameter in names.items():
+                parameter.copy_(weights[name])
+        restore_optimizer(self._engine.optimizer, names, tensors, scalars)
+
+    def checksum(self) -> str:
+        weights, (tensors, scalars), _ = self.give()
+        counters = {name: torch.tensor(value) for name, value in scalars.items()}
+        return state_checksum({**{f"weight/{name}": value for name, value in weights.items()}, **tensors, **counters})
+
+    def _numbered(self) -> dict[str, nn.Parameter]:
+        return {str(number): each for number, each in enumerate(optimizer_parameters(self._engine.optimizer))}
 
     # ---------------------------------------------------------------- state, whole and on every rank
 

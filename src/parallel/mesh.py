@@ -9,15 +9,76 @@ all ranks (the step is 1 / sp of the right one), and with `mesh_param=(dp, sp)` 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from src.core.types import Snapshot
 from src.parallel.group import connect_store, serve_store
+
+T = TypeVar("T")
+
+
+class Shared(Protocol):
+    """What every rank holds a copy of, and an operation changes: weights and optimizer."""
+
+    def give(self) -> Any:
+        """All of it."""
+
+    def take(self, given: Any) -> None:
+        """Makes it equal to what another rank `give`s."""
+
+    def checksum(self) -> str:
+        """Equal where all of it is."""
+
+
+class World(Protocol):
+    """The training ranks at this moment. Whatever they do together is an operation, and runs through here."""
+
+    is_elastic: bool
+    """Whether ranks may come and go between any two operations, and in the middle of one."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """Their groups. To be asked anew in every operation."""
+
+    def run(self, operation: Callable[[], T], *, changes: Shared | None = None) -> T:
+        """Runs an operation, which all ranks call in the same order. One that is called by another is a part of it.
+
+        Args:
+            operation: may be called again, on another mesh, when ranks come or go while it runs.
+            changes: what it changes, at its end and without waiting for other ranks any more.
+        """
+
+    def on_change(self, follow: Callable[[Mesh], None]) -> None:
+        """Has `follow` called with each later mesh, before anything uses it."""
+
+    def share(self, shared: Shared) -> None:
+        """Has it compared whenever the ranks have changed."""
+
+
+class FixedWorld:
+    """Ranks that are the same from beginning to end."""
+
+    is_elastic = False
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def run(self, operation: Callable[[], T], *, changes: Shared | None = None) -> T:
+        return operation()
+
+    def on_change(self, follow: Callable[[Mesh], None]) -> None:
+        """There is no later mesh."""
+
+    def share(self, shared: Shared) -> None:
+        """It is never compared."""
 
 
 def start_mesh(*, sp_degree: int, device: str, timeout_s: float) -> Mesh:
@@ -65,10 +126,10 @@ class Mesh:
     """The same as `world` and `sequence`, on the CPU: for what is not a tensor."""
 
     @classmethod
-    def build(cls, *, sp_degree: int, device: str, timeout_s: float) -> Mesh:
+    def build(cls, *, sp_degree: int, device: str, timeout_s: float, generation: int = 0) -> Mesh:
         """Called by all ranks at once, when the default group is up."""
         rank, world = dist.get_rank(), dist.get_world_size()
-        snapshot = Snapshot(rank=rank, world=world, sp_degree=sp_degree)
+        snapshot = Snapshot(generation, rank, world, sp_degree)
         ranks = list(range(world))
         sequences = [ranks[first : first + sp_degree] for first in range(0, world, sp_degree)]
         columns = [ranks[place::sp_degree] for place in range(sp_degree)]
@@ -91,6 +152,12 @@ class Mesh:
             world_objects=own([ranks], backend="gloo"),
             sequence_objects=own(sequences, backend="gloo"),
         )
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long a collective may take from now on."""
+        groups = (self.world, self.sequence, self.data, self.alone, self.world_objects, self.sequence_objects)
+        for group in groups:
+            _set_pg_timeout(timedelta(seconds=timeout_s), group)
 
     @property
     def leads_sequence(self) -> bool:

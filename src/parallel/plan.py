@@ -110,6 +110,14 @@ def _cut(members: list[Member], degree: int) -> tuple[list[tuple[Member, ...]], 
     return [tuple(members[first : first + degree]) for first in range(0, whole, degree)], members[whole:]
 
 
+def training_degree(world: int, largest: int) -> int:
+    """How many of `world` training ranks share sequences when some have left: as many as may, in equal groups."""
+    for name, value in (("world", world), ("largest", largest)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    return max(degree for degree in range(1, min(world, largest) + 1) if world % degree == 0)
+
+
 def check_geometry(*, world: int, degree: int, heads: int, pairs: int) -> None:
     """Refuses training geometry that cannot work, in one sentence.
 

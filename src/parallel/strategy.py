@@ -12,8 +12,8 @@ from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 from torch import nn
 from torch.optim import Optimizer
 
-from src.parallel.engine import EngineUpdater, engine_config, prepare_deepspeed
-from src.parallel.mesh import Mesh
+from src.parallel.engine import EngineUpdater, engine_config, expect_equal_weights, prepare_deepspeed, renew_engine
+from src.parallel.mesh import Mesh, World
 from src.parallel.updater import LocalUpdater
 
 
@@ -57,8 +57,11 @@ class UlyssesStrategy(DeepSpeedStrategy):
     sweep again in each, and kills all when one ends), and samples are made with the groups before the first update.
     On CPUs, which Lightning's strategy refuses, gloo takes the place of NCCL.
 
+    Where ranks come and go, Lightning takes each for the only one: what it would have them do together is for nothing
+    here, and no operation of the world. The engine is made anew with every mesh, around the same optimizer.
+
     Args:
-        mesh: the ranks and their groups.
+        world: the ranks and their groups.
         stage: of ZeRO.
         warmup_updates, grad_clip: see `LocalStrategy`.
 
@@ -68,11 +71,13 @@ class UlyssesStrategy(DeepSpeedStrategy):
 
     updater: EngineUpdater
 
-    def __init__(self, *, mesh: Mesh, stage: int, warmup_updates: int, grad_clip: float) -> None:
+    def __init__(self, *, world: World, stage: int, warmup_updates: int, grad_clip: float) -> None:
         config = engine_config(stage=stage, grad_clip=grad_clip)
-        self._deepspeed = prepare_deepspeed(mesh.device)
+        self._deepspeed = prepare_deepspeed(world.mesh.device)
         super().__init__(config=config)
-        self._mesh = mesh
+        if world.is_elastic:
+            expect_equal_weights(self._deepspeed)
+        self._world = world
         self._stage = stage
         self._warmup_updates = warmup_updates
         self._grad_clip = grad_clip
@@ -80,10 +85,24 @@ class UlyssesStrategy(DeepSpeedStrategy):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Ranks that share sequences read the same data."""
-        return {"num_replicas": self._mesh.snapshot.dp, "rank": self._mesh.snapshot.dp_rank}
+        return {"num_replicas": self._world.mesh.snapshot.dp, "rank": self._world.mesh.snapshot.dp_rank}
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self._world.is_elastic else super().world_size
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if not self._world.is_elastic:
+            super().barrier(*args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj if self._world.is_elastic else super().broadcast(obj, src)
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor if self._world.is_elastic else super().reduce(tensor, *args, **kwargs)
 
     def setup_environment(self) -> None:
-        if self._mesh.device.type == "cpu":
+        if self._world.mesh.device.type == "cpu":
             DDPStrategy.setup_environment(self)  # past a check that asks for CUDA
         else:
             super().setup_environment()
@@ -97,11 +116,22 @@ class UlyssesStrategy(DeepSpeedStrategy):
         super().setup(trainer)
         self.updater = EngineUpdater(
             engine=self.model,
-            mesh=self._mesh,
+            world=self._world,
             stage=self._stage,
             grad_clip=self._grad_clip,
             warmup_updates=self._warmup_updates,
         )
+        self._world.share(self.updater)
+        self._world.on_change(self._follow)
+
+    def _follow(self, mesh: Mesh) -> None:
+        """An engine for another mesh."""
+        old: Any = self.model
+        engine = renew_engine(
+            self._deepspeed, old, lambda: self._setup_model_and_optimizer(old.module, self.optimizers[0])[0]
+        )
+        self.model = engine
+        self.updater.exchange(engine)
 
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
@@ -114,7 +144,7 @@ class UlyssesStrategy(DeepSpeedStrategy):
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
-            mpu=self._mesh,
+            mpu=self._world.mesh,
             dist_init_required=False,
         )
         return engine, engine_optimizer

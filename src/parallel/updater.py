@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from src.core.types import Snapshot
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +68,13 @@ class LocalUpdater:
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def apply(self, update: int, closure: Callable[[], float]) -> float:
+    def together(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+    def apply(self, update: int, closure: Callable[[], T]) -> tuple[float, T]:
         """See `core.protocols.Updater`. A gradient that is not finite changes nothing and is counted."""
         self._optimizer.zero_grad(set_to_none=True)
-        closure()
+        result = closure()
         parameters = optimizer_parameters(self._optimizer)
         total = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         norm = float(total)
@@ -81,7 +86,7 @@ class LocalUpdater:
             self.skipped += 1
             log.warning("update %d skipped: its gradient norm is %s", update, norm)
         self._optimizer.zero_grad(set_to_none=True)
-        return norm
+        return norm, result
 
     def total(self, sums: Tensor) -> Tensor:
         return sums

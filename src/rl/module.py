@@ -112,6 +112,8 @@ class FlowGRPO(pl.LightningModule):
         self.ema = ema
         self.iteration = 0
         """Iterations done. Lightning's global_step stays 0: it sees none of the optimizer steps."""
+        self.published: PolicyVersion | None = None
+        """The version of the weights that were made available last."""
         self._save_weights = save_weights
         self._guidance_scale = guidance_scale
         self._window = window
@@ -120,7 +122,6 @@ class FlowGRPO(pl.LightningModule):
         self._audit = audit
         self._trusts = trusts
         self._make_optimizer = optimizer
-        self._published: PolicyVersion | None = None
         self._rollout_rewards: dict[tuple[int, int], float] = {}
 
     # ---------------------------------------------------------------- one iteration
@@ -182,9 +183,12 @@ class FlowGRPO(pl.LightningModule):
         untrusted = [row for row, made_by in makers if anew or not self._trusts(made_by)]
         with watch.phase("recompute"):
             if anew:
-                old_BS, old_means_BSLC = self._policy_gradient.old_policy(rollouts, cond, spec)
+                old_BS, old_means_BSLC = self.updater.together(
+                    lambda: self._policy_gradient.old_policy(rollouts, cond, spec)
+                )
             elif untrusted:
-                old_BS[untrusted] = self._log_probs(rollouts, cond, spec, untrusted)[untrusted]
+                computed_BS = self.updater.together(lambda: self._log_probs(rollouts, cond, spec, untrusted))
+                old_BS[untrusted] = computed_BS[untrusted]
         drift_BS = (old_BS - rollouts.log_probs_BS).exp()
         metrics = {"train/ratio_rollout": float(drift_BS.mean()), "train/recomputed": float(len(untrusted))}
         return TrainingSet(rollouts, cond, spec, advantages_B, old_BS, old_means_BSLC), metrics
@@ -196,17 +200,15 @@ class FlowGRPO(pl.LightningModule):
             pairs, count = self.pairs(batch, data, self.geometry.groups_of_update(number))
             if len(pairs) == 0:
                 continue  # every group of this share has equal rewards: there is nothing to learn from
-            done: list[LossSums] = []
 
-            def closure(pairs: Pairs = pairs, count: int = count, done: list[LossSums] = done) -> float:
-                done[:] = [self._backward(data, pairs, 1 / count)]
-                return done[0].means()["policy_loss"]
+            def closure(pairs: Pairs = pairs, count: int = count) -> LossSums:
+                return LossSums(self.updater.total(self._backward(data, pairs, 1 / count).sums_XT))
 
             serial = batch.iteration * self.geometry.updates + number
-            norms.append(self.updater.apply(serial, closure))
+            norm, total = self.updater.apply(serial, closure)
+            norms.append(norm)
             if self.ema is not None:
                 self.ema.update(self.trained, serial + 1)
-            total = LossSums(self.updater.total(done[0].sums_XT))
             sums, first = sums + total, first if first.pairs else total
         skipped = {"train/skipped_updates": float(self.updater.skipped)}
         return update_metrics(sums, first, norms, self.parameters_trained) | skipped
@@ -259,9 +261,9 @@ class FlowGRPO(pl.LightningModule):
 
     def publish(self) -> None:
         """Makes the current weights available to the workers, once per version."""
-        if self._published != self.policy:
+        if self.published != self.policy:
             self.cluster.publish(self.policy, self._save_weights)
-            self._published = self.policy
+            self.published = self.policy
 
     @contextmanager
     def averaged(self) -> Iterator[PolicyVersion]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from src.core.clock import Clock
 from src.core.types import Exploration, PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
@@ -19,6 +19,8 @@ from src.sim.fleet import Durations, Samples, VirtualFleet
 from src.sim.timeline import Timeline
 from src.spot import weights
 from src.spot.coordinator import Coordinator
+
+T = TypeVar("T")
 
 
 class VirtualCluster:
@@ -106,6 +108,9 @@ class VirtualCluster:
                 self._timeline.advance(self._durations.train_s())
         finally:
             self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self.now())
+
+    def lead(self, act: Callable[[], T]) -> T:
+        return act()
 
     def record(self, kind: str, **fields: Any) -> None:
         self._coordinator.record(kind, **fields)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from src.core.clock import Clock, RunClock
 from src.core.protocols import Engine
 from src.core.types import (
+    NO_WORK,
     Commit,
     Exploration,
     Generation,
     Lease,
-    Member,
     PolicyVersion,
     SampleRequest,
     SampleResult,
@@ -22,7 +23,7 @@ from src.core.types import (
 )
 from src.spot import session, weights
 from src.spot.coordinator import CoordinatorLost
-from src.spot.members import Introduction, Joined, reserved
+from src.spot.members import Introduction, Joined, rank_member, reserved
 from src.spot.session import ray
 
 T = TypeVar("T")
@@ -120,8 +121,30 @@ class RayTeam:
     def broken(self, generation: int) -> None:
         call(self._host.broken, self._member, generation)
 
-    def boundary(self, generation: int) -> bool:
-        return bool(call(self._host.boundary, self._member, generation))
+    def boundary(self, generation: int, *, admits: bool = True) -> bool:
+        return bool(call(self._host.boundary, self._member, generation, admits))
+
+
+class OnceOnly:
+    """The coordinator as training ranks see it whose leader may die in the middle of a call (see `Host.once`).
+
+    Args:
+        number: of the call that is made now; the same one on every rank that makes it.
+    """
+
+    def __init__(self, host: Any, *, number: Callable[[], int]) -> None:
+        self._host = host
+        self._number = number
+
+    def __getattr__(self, method: str) -> _Method:
+        return _Method(lambda *arguments: self._host.once.remote(self._number(), method, arguments))
+
+
+@dataclass(frozen=True)
+class _Method:
+    """Stands for a method of an actor."""
+
+    remote: Callable[..., Any]
 
 
 class RayCluster:
@@ -131,17 +154,19 @@ class RayCluster:
         engine: makes samples with the weights under training, which it never loads: its results must carry
             the checksum that `save` returned when they were published.
         rank: number of this rank.
+        speaks_to: through whom it says what concerns the job and not this rank alone, if not directly.
     """
 
-    def __init__(self, host: Any, *, engine: Engine, rank: int = 0) -> None:
-        self._host = host
+    def __init__(self, host: Any, *, engine: Engine, rank: int = 0, speaks_to: OnceOnly | None = None) -> None:
+        self._worker = host
+        self._host = host if speaks_to is None else speaks_to
         self._engine = engine
         introduction: Introduction = call(host.introduce)
         self.run = introduction.run
         self.incarnation = introduction.incarnation
         self._weights_root = introduction.weights_root
         self.now: Clock = RunClock(elapsed_s=introduction.elapsed_s)
-        joined = reserved(Member("local", rank, self.incarnation, "reserved"), engine)
+        joined = reserved(rank_member(rank, self.incarnation), engine)
         self._name = joined.member.name
         call(host.join, joined)
 
@@ -152,7 +177,10 @@ class RayCluster:
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
         start_s = self.now()
-        published = weights.publish(self._weights_root, version, save)
+        if version in weights.versions(self._weights_root):  # whose publisher died before it could tell
+            published = weights.verify(self._weights_root, version)
+        else:
+            published = weights.publish(self._weights_root, version, save)
         publish_s = self.now() - start_s
         old = call(self._host.publish, version, published.checksum, published.bytes, publish_s)
         weights.remove(self._weights_root, old)
@@ -162,11 +190,19 @@ class RayCluster:
 
     def collect(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         self.submit(requests)
-        keys = [request.key for request in requests]
-        while (lease := call(self._host.work, self._name, keys)) is not None:
-            results, report = self._engine.serve(lease.requests, self._name, resume=lease.resume)
-            call(self._host.push, self._name, lease.id, results, report)
+        self.serve(requests)
         return self.close(requests, wait_s=0.0)
+
+    def serve(self, requests: Sequence[SampleRequest]) -> None:
+        """Makes samples until all these requests have their results. A lease that ends in an error is given back."""
+        keys = [request.key for request in requests]
+        while (lease := call(self._worker.work, self._name, keys)) is not None:
+            try:
+                results, report = self._engine.serve(lease.requests, self._name, resume=lease.resume)
+            except RuntimeError:  # its group is lost, and whoever is left may go on
+                call(self._worker.push, self._name, lease.id, (), NO_WORK)
+                raise
+            call(self._worker.push, self._name, lease.id, results, report)
 
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         results: list[SampleResult] = call(self._host.close, [request.key for request in requests], wait_s)
@@ -197,6 +233,9 @@ class RayCluster:
             yield
         finally:
             self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self.now())
+
+    def lead(self, act: Callable[[], T]) -> T:
+        return act()
 
     def record(self, kind: str, **fields: Any) -> None:
         call(self._host.record, kind, fields)

@@ -100,6 +100,7 @@ class Coordinator:
         self._noticed: set[str] = set()
         self._expected_s: dict[str, float] = {}
         self._staff: int | None = None
+        self._ticked_s = 0.0
         self._results: dict[RequestKey, SampleResult] = {}
         self._retired: list[PolicyVersion] = []
         self._behind_rollouts: list[Callable[[], None]] = []
@@ -200,10 +201,14 @@ class Coordinator:
         """To be called a few times a second: finds frozen workers and leases that are over. Returns whether there were
         any."""
         changed = bool(self._do(m.Tick()))
-        for member in self.teams.silence(self.now()):
-            if member not in self._members:  # else the scheduler sees it
+        late = self.now() - self._ticked_s > self._scheduler.heartbeat_timeout_s
+        self._ticked_s = self.now()
+        for member in [] if late else self.teams.silence(self.now()):  # late: heartbeats may wait to be heard
+            changed = True
+            if member not in self._members:
                 self.lost.append(Lost(member, "frozen"))
-                changed = True
+            elif not self._members[member].watched:  # else the scheduler sees it
+                self._do(m.Leave(member, "frozen"))
         self._explore()
         return changed
 
@@ -217,9 +222,9 @@ class Coordinator:
         """The member has dropped the group of this generation after an error."""
         self.teams.broken(self.now(), member, generation)
 
-    def boundary(self, member: str, generation: int) -> bool:
+    def boundary(self, member: str, generation: int, *, admits: bool = True) -> bool:
         """The first member of a generation stands between two steps; returns whether all its members leave it."""
-        return self.teams.boundary(self.now(), member, generation)
+        return self.teams.boundary(self.now(), member, generation, admits=admits)
 
     def regroup(self) -> bool:
         """Forms the generations whose time has come; returns whether there were any."""

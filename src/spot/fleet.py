@@ -38,7 +38,7 @@ from src.spot import session
 from src.spot.client import call
 from src.spot.coordinator import Coordinator, CoordinatorLost
 from src.spot.host import Host
-from src.spot.members import LOCAL, Lost
+from src.spot.members import LOCAL, Introduction, Lost
 from src.spot.process import DEFAULTS, Process, WorkerSettings
 from src.spot.run_log import News
 from src.spot.session import OwnRay, Session, ray
@@ -117,6 +117,10 @@ class Fleet:
         self._resources = ExitStack()
         self.host: Any = None
         """The coordinator's actor, once started."""
+        self.incarnation = 0
+        """How often the run was started before; known once started."""
+        self.frozen: deque[str] = deque()
+        """Processes that are silent and not the fleet's: who started them has to end them."""
         self.scratch = Path()
         """The job's own folder; its name marks the job's processes (see `reaper`)."""
         self._watcher: threading.Thread | None = None
@@ -162,7 +166,9 @@ class Fleet:
         self._host_pid = call(self.host.pid)
         self._alive = self.host.run.remote()
         self._losses = self.host.losses.remote()
-        self._now = RunClock(elapsed_s=call(self.host.introduce).elapsed_s)
+        introduction: Introduction = call(self.host.introduce)
+        self.incarnation = introduction.incarnation
+        self._now = RunClock(elapsed_s=introduction.elapsed_s)
         if self._market is None:
             self._node_returns(LOCAL)
         else:
@@ -184,6 +190,10 @@ class Fleet:
     def record(self, kind: str, **fields: Any) -> None:
         """Appends one event to the run's event log."""
         call(self.host.record, kind, fields)
+
+    def leave(self, process: str, reason: str) -> None:
+        """A process that the fleet did not start has ended."""
+        call(self.host.leave, process, reason)
 
     def check(self) -> None:
         """Raises CoordinatorLost if the coordinator has died."""
@@ -331,6 +341,8 @@ class Fleet:
             if slot.member.name in given_up:
                 slot.doomed = True
                 slot.process.kill()
+        own = {slot.member.name for slot in self._slots.values()}
+        self.frozen.extend(lost.worker for lost in losses if lost.reason == "frozen" and lost.worker not in own)
 
     def _replace(self, slot: _Slot, ended: Any) -> None:
         """Reports a worker that has ended and starts the next one in its place."""

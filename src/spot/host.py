@@ -40,6 +40,7 @@ class Host:
     def __init__(self) -> None:
         self._changed = asyncio.Event()
         self._shelf = Shelf()
+        self._latest: tuple[int, asyncio.Task[Any]] | None = None
 
     async def begin(self, coordinator: Callable[[], Coordinator]) -> None:
         """Makes the coordinator. To be called first; raises what making it raises."""
@@ -131,10 +132,25 @@ class Host:
         self._wake()
         self._regroup()
 
-    async def boundary(self, member: str, generation: int) -> bool:
-        leave = self._coordinator.boundary(member, generation)
+    async def boundary(self, member: str, generation: int, admits: bool = True) -> bool:
+        leave = self._coordinator.boundary(member, generation, admits=admits)
         self._regroup()
         return leave
+
+    async def once(self, number: int, method: str, arguments: Sequence[Any]) -> Any:
+        """Makes call number `number` of training ranks that may die while it lasts: who takes over the place of the one
+        that made it makes it again, and gets its answer.
+
+        Raises:
+            ValueError: a later call was made: the caller is one of the past.
+        """
+        latest = -1 if self._latest is None else self._latest[0]
+        if number < latest:
+            raise ValueError(f"call {number} comes after call {latest}")
+        if number > latest:
+            self._latest = number, asyncio.ensure_future(getattr(self, method)(*arguments))
+        assert self._latest is not None
+        return await asyncio.shield(self._latest[1])
 
     def _regroup(self) -> None:
         """Forms generations, now and when those are due that wait for reports."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from src.core.clock import Clock
 from src.core.protocols import Engine
@@ -22,6 +22,8 @@ from src.spot import weights
 from src.spot.coordinator import Coordinator
 from src.spot.members import reserved
 from src.spot.worker import Worker
+
+T = TypeVar("T")
 
 
 class InlineCluster:
@@ -120,6 +122,9 @@ class InlineCluster:
         finally:
             end_s = self._coordinator.now()
             self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=end_s)
+
+    def lead(self, act: Callable[[], T]) -> T:
+        return act()
 
     def record(self, kind: str, **fields: Any) -> None:
         self._coordinator.record(kind, **fields)

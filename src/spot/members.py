@@ -60,6 +60,11 @@ class Joined:
     """Whether its silence means that it is frozen. Training ranks are silent for a whole training phase."""
 
 
+def rank_member(number: int, incarnation: int) -> Member:
+    """Who the training rank with this number is, in this life of the run. No two processes of a life share a number."""
+    return Member("local", number, incarnation, "reserved")
+
+
 RESERVED_KINDS = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})
 
 

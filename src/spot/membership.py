@@ -5,7 +5,8 @@ It is told the time with each event (`at_s`) and keeps no clock. Three ways lead
     error      Members whose collective failed drop the group and report. The first report opens a window; who is not
                known to be dead and has not reported when it closes is out all the same. It may join again.
     boundary   A notice or a join waits for the end of the step in hand. Rank 0 asks between two steps (`boundary`) and
-               tells the others over the group, so that all leave it after the same step.
+               tells the others over the group, so that all leave it after the same step. Who joins comes in then; with
+               `joins_after_error` after an error, too.
     silence    A member without heartbeats is frozen and counts as dead. Its process has to be ended, or the others'
                collectives wait for their timeout.
 
@@ -30,10 +31,16 @@ class Membership:
         members: of generation 0, in the order of their ranks.
         window_s: see `WINDOW_S`.
         heartbeat_timeout_s: a member that was silent for longer is frozen.
+        joins_after_error: whether an error lets in who waits to join, or just a boundary.
     """
 
     def __init__(
-        self, members: Sequence[str], *, window_s: float = WINDOW_S, heartbeat_timeout_s: float = 10.0
+        self,
+        members: Sequence[str],
+        *,
+        window_s: float = WINDOW_S,
+        heartbeat_timeout_s: float = 10.0,
+        joins_after_error: bool = True,
     ) -> None:
         for name, value in (("window_s", window_s), ("heartbeat_timeout_s", heartbeat_timeout_s)):
             if value <= 0:
@@ -43,11 +50,13 @@ class Membership:
         self.current = Generation(0, tuple(members), len(members))
         self._window_s = window_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._joins_after_error = joins_after_error
         self._heard_s: dict[str, float] = {}
         self._reported: set[str] = set()
         self._going: set[str] = set()
         self._coming: list[str] = []
         self._broken_s: float | None = None
+        self._admits = False  # whether the next generation lets in who waits to join
 
     @property
     def is_changing(self) -> bool:
@@ -82,7 +91,7 @@ class Membership:
         self.heartbeat(at_s, member)
         if generation == self.current.number and member in self.current.members:
             self._reported.add(member)
-            self._break(at_s)
+            self._break(at_s, admits=self._joins_after_error)
 
     def notice(self, at_s: float, member: str) -> None:
         """The member will be taken away: it stays until the next boundary, and is not in the next generation."""
@@ -106,14 +115,18 @@ class Membership:
         if member not in self._coming:
             self._coming.append(member)
 
-    def boundary(self, at_s: float, generation: int) -> bool:
-        """Rank 0 of the generation stands between two steps. True: all its members drop the group and wait."""
+    def boundary(self, at_s: float, generation: int, *, admits: bool = True) -> bool:
+        """Rank 0 of the generation stands between two steps. True: all its members drop the group and wait.
+
+        Args:
+            admits: whether it is a moment to let in who waits to join.
+        """
         if generation != self.current.number:
             return True
-        if not self.is_changing:
+        if not (self._going or self._broken_s is not None or (admits and self._coming)):
             return False
         self._reported |= set(self.current.members) - self._going
-        self._break(at_s)
+        self._break(at_s, admits=admits)
         return True
 
     def silence(self, at_s: float) -> list[str]:
@@ -133,16 +146,18 @@ class Membership:
         """The next generation, if its time has come. Those who stay keep their order; who joins comes last."""
         staying = [member for member in self.current.members if member not in self._going]
         if self.is_changing and not staying:
-            self._break(at_s)  # nobody is there who could report or reach a boundary
+            self._break(at_s, admits=True)  # nobody is there who could report or reach a boundary
         if self._broken_s is None:
             return None
         if not self._reported.issuperset(staying) and at_s < self.due_s:
             return None
         survivors = [member for member in staying if member in self._reported]
-        self.current = Generation(self.current.number + 1, (*survivors, *self._coming), len(survivors))
-        self._reported, self._going, self._coming, self._broken_s = set(), set(), [], None
+        admitted = self._coming if self._admits else []
+        self.current = Generation(self.current.number + 1, (*survivors, *admitted), len(survivors))
+        self._coming = [] if self._admits else self._coming
+        self._reported, self._going, self._broken_s = set(), set(), None
         return self.current
 
-    def _break(self, at_s: float) -> None:
+    def _break(self, at_s: float, *, admits: bool) -> None:
         if self._broken_s is None:
-            self._broken_s = at_s
+            self._broken_s, self._admits = at_s, admits

@@ -42,9 +42,16 @@ class Teams:
         """When `advance` is to be called next, if nothing happens before; infinity if it need not."""
         return min((team.due_s for team in self._teams.values()), default=float("inf"))
 
-    def found(self, team: str, members: Sequence[str]) -> None:
-        """A team whose first generation is known before anybody is there."""
-        self._teams[team] = self._membership(members)
+    def found(
+        self, team: str, members: Sequence[str], *, window_s: float = WINDOW_S, joins_after_error: bool = True
+    ) -> None:
+        """A team whose first generation is known before anybody is there. For the arguments see `Membership`."""
+        self._teams[team] = Membership(
+            members,
+            window_s=window_s,
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            joins_after_error=joins_after_error,
+        )
         self._team_of.update(dict.fromkeys(members, team))
 
     # Events
@@ -52,7 +59,9 @@ class Teams:
     def enlist(self, at_s: float, team: str, member: str) -> None:
         """The member is warm and waits for a generation with it. It may say so again at any time."""
         self._team_of[member] = team
-        membership = self._teams.setdefault(team, self._membership(()))
+        if team not in self._teams:
+            self.found(team, (), window_s=self._window_s)
+        membership = self._teams[team]
         if member not in self._leaving and not membership.includes(member):
             membership.join(at_s, member)
 
@@ -79,9 +88,9 @@ class Teams:
         self._of(member).dead(at_s, member)
         return True
 
-    def boundary(self, at_s: float, member: str, generation: int) -> bool:
+    def boundary(self, at_s: float, member: str, generation: int, *, admits: bool = True) -> bool:
         """The first member of a generation stands between two steps. True: all its members leave the group now."""
-        return self._of(member).boundary(at_s, generation)
+        return self._of(member).boundary(at_s, generation, admits=admits)
 
     def silence(self, at_s: float) -> list[str]:
         """Counts those as dead that were not heard of for too long; they are frozen, and somebody has to end them."""
@@ -118,6 +127,3 @@ class Teams:
         if member not in self._team_of:
             raise ValueError(f"{member} is in no team")
         return self._teams[self._team_of[member]]
-
-    def _membership(self, members: Sequence[str]) -> Membership:
-        return Membership(members, window_s=self._window_s, heartbeat_timeout_s=self._heartbeat_timeout_s)

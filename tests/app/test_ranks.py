@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from src.app import job
+from src.app import ranks as processes
 from src.app.config import ConfigError, RunPlan
+from src.app.errors import JobFailed
 from tests.app.processes import assert_gone, events, living, scratch_of, started, wait_for
 from tests.app.runs import LORA, ROOT, TINY, Run, configuration
 from tests.sockets import LOOPBACK, listening
@@ -33,11 +35,23 @@ ULYSSES = "parallel=ulysses"
             (ULYSSES, "trainer.devices=2", "parallel.sp_degree=2", "model.compile=true"),
             "model.compile cannot be combined with parallel.sp_degree=2",
         ),
+        (("parallel.elastic=true",), r"parallel.elastic=true needs several ranks \(parallel=ulysses\)"),
+        ((ULYSSES, "parallel.elastic=true"), "parallel.elastic=true needs ranks .*, got trainer.devices=1"),
+        (
+            (ULYSSES, "trainer.devices=2", "parallel.elastic=true", "parallel.strategy.stage=1"),
+            "parallel.elastic=true needs parallel.strategy.stage=0, got 1",
+        ),
     ],
 )
 def test_wrong_geometry_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str):
     with pytest.raises(ConfigError, match=message):
         configuration(tmp_path, *TINY, *overrides)
+
+
+def test_torchrun_cannot_be_combined_with_ranks_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(ConfigError, match=r"parallel.elastic=true cannot be combined with torchrun"):
+        configuration(tmp_path, *TINY, ULYSSES, "trainer.devices=2", "parallel.elastic=true")
 
 
 @pytest.mark.parametrize("degree", [1, 2])
@@ -120,6 +134,16 @@ STARTED_WITH = "from pathlib import Path\nimport os, signal, sys, time\nrank = i
 
 def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, devices: int = 3) -> Exception | None:
     """Why ranks that run `program` instead of the product failed."""
+    replace_program(tmp_path, monkeypatch, program)
+    config = {"trainer": {"devices": devices}, "parallel": {"threads": 1}}
+    with processes.Ranks(RunPlan(config, tmp_path)) as ranks:
+        ranks.send_start("nowhere")
+        while ranks.running():
+            time.sleep(0.01)
+        return ranks.failure()
+
+
+def replace_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(STARTED_WITH + program)
     start = subprocess.Popen
@@ -127,13 +151,7 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, devic
     def popen(command: list[str], **arguments: Any) -> subprocess.Popen[str]:
         return start([sys.executable, str(script)], **arguments)
 
-    monkeypatch.setattr(job.subprocess, "Popen", popen)
-    config = {"trainer": {"devices": devices}, "parallel": {"threads": 1}}
-    with job.Ranks(RunPlan(config, tmp_path)) as ranks:
-        ranks.send_start("nowhere")
-        while ranks.running():
-            time.sleep(0.01)
-        return ranks.failure()
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
 
 
 def test_ranks_that_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -153,3 +171,95 @@ def test_bad_input_is_what_the_user_sees(tmp_path: Path, monkeypatch: pytest.Mon
     failure = outcome(tmp_path, monkeypatch, "print('model.path is wrong')\nsys.exit(2)")
     assert isinstance(failure, ConfigError)
     assert str(failure) == "model.path is wrong"
+
+
+# ---------------------------------------------------------------------------- how they are replaced
+
+
+class ToldFleet:
+    """Keeps what it is told; `frozen` names are there once the ranks have been started."""
+
+    incarnation = 2
+
+    def __init__(self, *frozen: str) -> None:
+        self.frozen = deque(frozen)
+        self.left: list[tuple[str, str]] = []
+        self.restarts: list[tuple[int, bool]] = []
+
+    def leave(self, process: str, reason: str) -> None:
+        self.left.append((process, reason))
+
+    def record(self, kind: str, *, rank: int, worker: str, reason: str, restarts: bool) -> None:
+        assert kind == "rank_ended"
+        self.restarts.append((rank, restarts))
+
+
+def elastic_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, fleet: ToldFleet, restarts: int = 1
+) -> Exception | None:
+    """As `outcome`, of two ranks that may be replaced."""
+    replace_program(tmp_path, monkeypatch, "import json\nstart = json.loads(sys.stdin.readline())\n" + program)
+    config = {"trainer": {"devices": 2}, "parallel": {"threads": 1, "restarts": restarts}}
+    with processes.ElasticRanks(RunPlan(config, tmp_path), fleet) as ranks:  # type: ignore[arg-type]
+        ranks.send_start("nowhere")
+        while ranks.running():
+            time.sleep(0.01)
+        return ranks.failure()
+
+
+WAIT_FOR_NUMBER_2 = """
+from pathlib import Path
+sign = Path(__file__).with_name("joined")
+while start["number"] != 2 and not sign.exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_killed_rank_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By a process of another number, in the same place, that joins the others."""
+    kill = "import time\nif start['number'] == 1:\n    os.kill(os.getpid(), 9)\n"
+    join = "if start['joins']:\n    print(rank, start, file=sys.stderr)\n    sys.stderr.flush()\n    sign.touch()\n"
+    fleet = ToldFleet()
+    assert elastic_outcome(tmp_path, monkeypatch, kill + WAIT_FOR_NUMBER_2 + join, fleet) is None
+    assert fleet.left[0] == ("reserved-local-1.2", "killed")
+    assert fleet.restarts[0] == (1, True)
+    assert sorted(fleet.left[1:]) == [("reserved-local-0.2", "left"), ("reserved-local-2.2", "left")]
+    expected = {"address": "nowhere", "resume": None, "number": 2, "joins": True}
+    assert (tmp_path / "rank1.log").read_text().strip() == f"1 {expected}"
+
+
+def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    freeze = "import signal, time\nif start['number'] == 0:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    fleet = ToldFleet("reserved-local-0.2", "spot-local-0.0")
+    program = freeze + WAIT_FOR_NUMBER_2 + "sign.touch()"
+    assert elastic_outcome(tmp_path, monkeypatch, program, fleet) is None
+    assert fleet.left[0] == ("reserved-local-0.2", "frozen")
+
+
+def test_a_place_stays_empty_after_too_many_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fleet = ToldFleet()
+    program = "import time\nif rank == 1:\n    print('no memory')\n    sys.exit(1)\ntime.sleep(1.5)"
+    assert elastic_outcome(tmp_path, monkeypatch, program, fleet, restarts=2) is None
+    assert fleet.restarts == [(1, True), (1, True), (1, False), (0, False)]
+
+
+def test_the_job_fails_when_no_rank_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = "print('no memory')\nsys.exit(1)"
+    failure = elastic_outcome(tmp_path, monkeypatch, program, ToldFleet(), restarts=1)
+    assert isinstance(failure, JobFailed)
+    assert "failed: no memory (see " in str(failure)
+
+
+def test_the_job_fails_when_nobody_knows_how_far_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is told is what happened before."""
+    program = "if start['joins']:\n    print('all are gone')\n    sys.exit(4)\nos.kill(os.getpid(), 9)"
+    failure = elastic_outcome(tmp_path, monkeypatch, program, ToldFleet(), restarts=5)
+    assert isinstance(failure, JobFailed)
+    assert "was killed by SIGKILL" in str(failure)
+
+
+def test_bad_input_of_an_elastic_job_is_what_the_user_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fleet = ToldFleet()
+    failure = elastic_outcome(tmp_path, monkeypatch, "print('model.path is wrong')\nsys.exit(2)", fleet)
+    assert isinstance(failure, ConfigError)
+    assert all(not again for _, again in fleet.restarts)

@@ -14,7 +14,7 @@ import torch
 
 from src.parallel.group import ElasticGroup, connect_store, serve_store
 
-START_S, TASK_S = 60.0, 60.0
+START_S, TASK_S = 240.0, 120.0
 GROUP_TIMEOUT_S = 20.0
 
 

@@ -25,7 +25,7 @@ from src.core.types import (
     WorkReport,
 )
 from src.parallel.cluster import RankCluster
-from src.parallel.mesh import start_mesh
+from src.parallel.mesh import FixedWorld, start_mesh
 from tests.parallel.ranks import Rank, RankPool
 
 EXPLORATION = Exploration("run", 0, 2, (Prompt(0, "a"),), 2, PolicyVersion(3, 1), SampleSpec(4))
@@ -106,6 +106,9 @@ class LoggingCluster:
         yield
         self.log.append(f"{name} ends")
 
+    def lead(self, act: Callable[[], Any]) -> Any:
+        raise AssertionError("ranks lead one another")
+
     def record(self, kind: str, **fields: Any) -> None:
         self.log.append(kind)
 
@@ -126,7 +129,7 @@ def story(rank: Rank, sp_degree: int, port: int) -> dict[str, Any]:
 
     mesh = start_mesh(sp_degree=sp_degree, device="cpu", timeout_s=30.0)
     try:
-        cluster = RankCluster(mesh=mesh, engine=engine, connect=connect)
+        cluster = RankCluster(world=FixedWorld(mesh), engine=engine, connect=connect)
         cluster.publish(PolicyVersion(3, 1), lambda folder: "checksum")
         cluster.restore_planner(cluster.planner_state())
         cluster.submit([request(0)])
@@ -134,10 +137,12 @@ def story(rank: Rank, sp_degree: int, port: int) -> dict[str, Any]:
         with cluster.phase("rollout", 0):
             results = cluster.collect([request(seed) for seed in range(5)])
         closed = cluster.close([request(9)], wait_s=0.0) + cluster.close_exploration(wait_s=0.0)
+        led = cluster.lead(lambda: rank.rank)
         cluster.record("kept")
         cluster.log_metrics(1, {})
         return {
             "told": (cluster.run, cluster.incarnation, cluster.workers(), cluster.should_stop()),
+            "led": led,
             "results": [(result.key.seed, result.reward, result.worker) for result in results],
             "closed": [result.reward for result in closed],
             "engine": engine.log,
@@ -174,6 +179,7 @@ def test_ranks_that_share_sequences_are_one_worker(ranks: RankPool):
         assert rank["told"] == ("run", 3, 7, True)
         assert rank["results"] == everybody
         assert rank["closed"] == [0.5, 0.25]
+        assert rank["led"] == 0
     assert leader["engine"] == [("serve", (0, 1)), ("serve", (2, 3)), ("serve", (4,))]
     assert follower["engine"] == [("weights", ()), ("assist", (0, 1)), ("assist", (2, 3)), ("assist", (4,))]
     assert leader["said"] == SAID

@@ -25,7 +25,7 @@ from src.models.steps import FlowSDE
 from src.parallel.engine import EngineUpdater, engine_config, prepare_deepspeed
 from src.parallel.families import parallelize
 from src.parallel.group import connect_store
-from src.parallel.mesh import Mesh
+from src.parallel.mesh import FixedWorld, Mesh
 from src.parallel.ulysses import SequenceGroup
 from src.parallel.updater import LocalUpdater
 from src.rl.loss import ClippedLoss, LossSums
@@ -87,21 +87,19 @@ class Trained:
 
     def train(self, updater: Any, updates: range, *, poison: int | None = None) -> None:
         """Runs the updates; the gradient of update `poison` is not a number."""
-        ranks = updater.snapshot
         for update in updates:
             scale = math.nan if update == poison else 1 / len(PAIRS)
-            done: list[LossSums] = []
 
-            def closure(scale: float = scale, done: list[LossSums] = done) -> float:
-                done[:] = [
-                    self.policy.backward(
-                        self.data, PAIRS, scale=scale, backward=updater.backward, rank=ranks.dp_rank, ranks=ranks.dp
-                    )
-                ]
-                return 0.0
+            def closure(scale: float = scale) -> LossSums:
+                ranks = updater.snapshot
+                sums = self.policy.backward(
+                    self.data, PAIRS, scale=scale, backward=updater.backward, rank=ranks.dp_rank, ranks=ranks.dp
+                )
+                return LossSums(updater.total(sums.sums_XT))
 
-            self.norms.append(updater.apply(update, closure))
-            self.losses.append(LossSums(updater.total(done[0].sums_XT)).means()["policy_loss"])
+            norm, total = updater.apply(update, closure)
+            self.norms.append(norm)
+            self.losses.append(total.means()["policy_loss"])
 
     def outcome(self, updater: Any) -> dict[str, Any]:
         tensors, scalars = updater.state(dict(self.transformer.named_parameters()))
@@ -145,7 +143,7 @@ def engine_updater(rank: Rank, trained: Trained, sp_degree: int, stage: int) -> 
             mpu=mesh,
             dist_init_required=False,
         )
-        yield EngineUpdater(engine=engine, mesh=mesh, stage=stage, grad_clip=0.05, warmup_updates=2)
+        yield EngineUpdater(engine=engine, world=FixedWorld(mesh), stage=stage, grad_clip=0.05, warmup_updates=2)
     finally:
         dist.destroy_process_group()
         deepspeed.comm.comm.cdb = None

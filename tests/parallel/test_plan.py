@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.core.types import Member
-from src.parallel.plan import Footprint, Shape, allowed_degrees, best_degree, check_geometry, groups_of
+from src.parallel.plan import Footprint, Shape, allowed_degrees, best_degree, check_geometry, groups_of, training_degree
 
 PUBLISHED = {1: 4.30, 2: 2.68, 4: 1.63}
 """Seconds per sample by degree."""
@@ -115,3 +115,19 @@ def test_wrong_geometry_is_refused_in_one_sentence(changes: dict[str, int], mess
     geometry()
     with pytest.raises(ValueError, match=message):
         geometry(**changes)
+
+
+@pytest.mark.parametrize(
+    ("world", "largest", "degree"),
+    [(1, 4, 1), (2, 4, 2), (3, 2, 1), (3, 3, 3), (4, 2, 2), (4, 3, 2), (5, 4, 1), (6, 4, 3), (7, 2, 1), (8, 4, 4)],
+)
+def test_training_ranks_share_sequences_in_equal_groups(world: int, largest: int, degree: int):
+    assert training_degree(world, largest) == degree
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_the_training_degree_is_the_largest_that_fits(world: int, largest: int):
+    degree = training_degree(world, largest)
+    assert world % degree == 0
+    assert degree <= largest
+    assert all(world % more for more in range(degree + 1, min(world, largest) + 1))

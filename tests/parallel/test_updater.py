@@ -23,7 +23,7 @@ def apply_gradient(updater: LocalUpdater, weights: Tensor, gradient: list[float]
         updater.backward(loss)
         return float(loss.detach())
 
-    return updater.apply(update, closure)
+    return updater.apply(update, closure)[0]
 
 
 def test_a_small_gradient_is_applied_as_it_is():
@@ -47,7 +47,7 @@ def test_the_norm_is_over_all_parameters():
         updater.backward(3 * a.sum() + 4 * b.sum())
         return 0.0
 
-    assert updater.apply(0, closure) == 5.0
+    assert updater.apply(0, closure) == (5.0, 0.0)
 
 
 def test_warm_up_is_a_function_of_the_update():
@@ -99,7 +99,7 @@ def test_an_update_without_any_gradient_does_nothing():
     updater = LocalUpdater(
         optimizer=torch.optim.AdamW([weights], lr=0.1, weight_decay=0.5), grad_clip=1.0, warmup_updates=0
     )
-    assert updater.apply(0, lambda: 0.0) == 0.0
+    assert updater.apply(0, lambda: 7.0) == (0.0, 7.0)
     assert weights.tolist() == [1.0, 1.0]
 
 

@@ -222,3 +222,25 @@ def test_a_follower_that_is_gone_was_of_use(play):
         assert not await host.leave("b", "killed")
 
     play(scene)
+
+
+def test_a_call_that_two_make_is_made_once(play):
+    """The second takes over from the first, which died while it waited; a third one comes too late."""
+
+    async def scene(host: Host) -> None:
+        worker = await join(host, 0)
+        await host.submit(explores[:4])
+        lease = await host.pull(worker)
+        first = await meanwhile(host.once(7, "close", (keys[:4], WAIT_S)))
+        first.cancel()
+        second = await meanwhile(host.once(7, "close", (keys[:4], WAIT_S)))
+        made = [SampleResult(request.key, worker, "sum") for request in lease.requests]
+        await host.push(worker, lease.id, made, WorkReport(0.0, 0.0, 0.0, 0))
+        assert [result.key for result in await second] == keys[:4]
+        assert await host.once(7, "close", (keys[:4], WAIT_S)) == await second
+        await host.once(8, "record", ("kept", {"iteration": 1}))
+        await host.once(8, "record", ("kept", {"iteration": 1}))
+        with pytest.raises(ValueError, match="call 7 comes after call 8"):
+            await host.once(7, "workers", ())
+
+    assert len([event for event in play(scene) if event["kind"] == "kept"]) == 1

@@ -149,3 +149,35 @@ def test_any_story(events: list[tuple[str, str, float]]):
         group.broken(at_s, member, group.current.number)
     settled = group.advance(at_s + 1.0)
     assert settled is not None or not group.current.members
+
+
+def test_who_waits_to_join_comes_in_at_a_boundary_only_if_the_team_wants_it_so():
+    team = Membership(["a", "b", "c"], joins_after_error=False)
+    team.join(1.0, "d")
+    team.dead(1.1, "c")
+    for member in "ab":
+        team.broken(1.2, member, 0)
+    assert team.advance(1.2) == Generation(1, ("a", "b"), 2)
+    assert team.is_changing
+    assert not team.boundary(2.0, 1, admits=False), "nobody has left, and it is no moment to join"
+    assert team.advance(2.0) is None
+    assert team.boundary(3.0, 1)
+    assert team.advance(3.0) == Generation(2, ("a", "b", "d"), 2)
+
+
+def test_a_boundary_right_after_an_error_lets_nobody_in():
+    """Some members stand in the middle of a step."""
+    team = Membership(["a", "b"], joins_after_error=False)
+    team.join(1.0, "c")
+    team.broken(1.1, "b", 0)
+    assert team.boundary(1.2, 0)
+    assert team.advance(1.2) == Generation(1, ("a", "b"), 2)
+    assert team.boundary(1.3, 1)
+    assert team.advance(1.3) == Generation(2, ("a", "b", "c"), 2)
+
+
+def test_who_waits_finds_nobody_when_all_are_dead():
+    team = Membership(["a"], joins_after_error=False)
+    team.join(1.0, "b")
+    team.dead(1.1, "a")
+    assert team.advance(1.1) == Generation(1, ("b",), 0)

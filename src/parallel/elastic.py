@@ -1,0 +1,351 @@
+"""Training ranks that may die, freeze or leave at any moment, and come back between two iterations.
+
+All ranks run the same program, and whatever they do together is a numbered operation (`ElasticWorld.run`). An operation
+ends with a barrier, so no rank is more than one operation ahead of another. When a collective fails, the survivors cut
+all connections at once (which wakes up the others), report, wait for the next generation, form its groups and compare:
+
+    nobody has done the operation     all run it again, with the new groups
+    somebody has                      he gives its result, and the weights and moments that it changed, to the others
+    all have                          they go on
+
+So nothing has to be undone: an operation changes what ranks share at its very end, when it waits for no one any more.
+A rank that has done it got there with every other rank's contribution, even if some died right after.
+
+Who joins waits for a boundary between two iterations (`boundary`): then all leave their groups and form new ones with
+it, and the first rank writes down its state, which the newcomer reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d as c10d
+
+from src.core.clock import monotonic_s, sleep_s
+from src.core.protocols import Team
+from src.core.types import Generation
+from src.parallel.mesh import Mesh, Shared
+from src.parallel.plan import training_degree
+from src.parallel.wires import Wires
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+FORM_TIMEOUT_S = 20.0
+"""How long ranks that are all there may take to form groups."""
+_LOOK_S = 0.25
+"""How often a rank that waits for the others to arrive asks whether they still will."""
+_SAME_RANKS = 3
+"""So many failures in a row of one operation on the same ranks are no matter of ranks: its error is raised."""
+
+
+class Left(Exception):
+    """This rank belongs to the training ranks no more: it was told to leave, or was taken for dead."""
+
+
+class StateLost(Exception):
+    """Nobody is left who knows how far the training was, or those who are do not agree."""
+
+
+class _Boundary(Exception):
+    """All leave their groups now, to form new ones with those who join and without those who leave."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How long it took until the ranks went on, in seconds since this rank saw the error or the boundary."""
+
+    generation: int
+    operation: int
+    """That was interrupted, or the first afterwards."""
+    world: int
+    sp_degree: int
+    form_s: float
+    """Until the groups of this generation were there."""
+    engine_s: float
+    """Of that: what followed the mesh, such as DeepSpeed's engine, was made anew."""
+    resume_s: float
+    """Until the operation was done."""
+    checksum: str
+    """Of what the ranks share, before the operation was run again; equal on all of them."""
+
+
+class ElasticWorld:
+    """The training ranks at this moment (a `mesh.World`).
+
+    Args:
+        team: decides who belongs to a generation. One in which this process is has to come.
+        member: name of this process in it.
+        store: through which groups form; it outlives every rank.
+        sp_degree: ranks that share a sequence, if there are enough; see `plan.training_degree`.
+        device, timeout_s: see `mesh.start_mesh`.
+        joins: whether this process knows nothing of the training yet, and gets it at a boundary.
+        report: told by the first rank how a recovery went.
+    """
+
+    is_elastic = True
+
+    def __init__(
+        self,
+        *,
+        team: Team,
+        member: str,
+        store: Store,
+        sp_degree: int,
+        device: str,
+        timeout_s: float,
+        joins: bool = False,
+        report: Callable[[Recovery], None] = lambda recovery: None,
+    ) -> None:
+        self._team = team
+        self._member = member
+        self._store = store
+        self._sp_degree = sp_degree
+        self._device = device
+        self._timeout_s = timeout_s
+        self._report = report
+        self._followers: list[Callable[[Mesh], None]] = []
+        self._generation = Generation(-1, ())
+        self._mesh: Mesh | None = None
+        self._wires: Wires | None = None
+        self._shared: Shared | None = None
+        self.number = 0
+        """Of the operation in hand, the same on all ranks."""
+        self._done = 0  # operations that are done here: `number`, or one less
+        self._done_by_all = 0  # when the ranks last changed
+        self._inside = False
+        self._knows = not joins
+        self._unsettled = False  # the ranks have changed, and have not compared yet what the next operation is to do
+        self._broken_s: float | None = None  # when the recovery began that is not over yet
+        self._form_s = self._engine_s = 0.0
+        self._checksum = ""
+
+    @property
+    def mesh(self) -> Mesh:
+        if self._mesh is None:
+            raise RuntimeError("the ranks are between two generations")
+        return self._mesh
+
+    def on_change(self, follow: Callable[[Mesh], None]) -> None:
+        self._followers.append(follow)
+
+    def share(self, shared: Shared) -> None:
+        self._shared = shared
+
+    def enter(self) -> None:
+        """Forms the first groups of this process. To be called once, before all else."""
+        self._regroup(None)
+        if self._knows:
+            self._broken_s = None  # it was no recovery
+        else:
+            self.number = self._done = self._done_by_all
+
+    # ---------------------------------------------------------------- operations
+
+    def run(self, operation: Callable[[], T], *, changes: Shared | None = None) -> T:
+        if self._inside:
+            return operation()
+        self._inside = True
+        try:
+            return self._run(operation, changes)
+        finally:
+            self._inside = False
+
+    def _run(self, operation: Callable[[], T], changes: Shared | None) -> T:
+        self.number += 1
+        result: list[T] = []
+        failures, members = 0, self._generation.members
+        while True:
+            try:
+                if self._unsettled:
+                    self._settle(result, changes)
+                if not result:
+                    result.append(operation())
+                    self._done = self.number
+                dist.barrier(self.mesh.world_objects)
+                self._recovered()
+                return result[0]
+            except _Boundary:
+                self._regroup(None)
+            except torch.OutOfMemoryError:
+                raise  # other ranks would not help
+            except RuntimeError as error:  # torch raises nothing more exact
+                failures = failures + 1 if members == self._generation.members else 1
+                if failures > _SAME_RANKS:
+                    raise
+                members = self._generation.members
+                if self._regroup(error):
+                    return result[0]
+
+    def boundary(self, save: Callable[[], str]) -> str | None:
+        """An operation between two iterations: lets in who joins, and lets go who leaves.
+
+        Args:
+            save: writes down what a newcomer has to know, and returns where it is. Called on the first rank.
+
+        Returns:
+            where what a newcomer has to know is; None if there is none.
+        """
+        return self.run(lambda: self._boundary(save))
+
+    def _boundary(self, save: Callable[[], str]) -> str | None:
+        leader = self.mesh.snapshot.is_leader
+        if self._say(leader and self._team.boundary(self._generation.number)):
+            raise _Boundary
+        if all(self._gather(self._knows)):
+            return None
+        path = self._say(save() if leader else "")
+        self._knows = True
+        self._unsettled = True  # the next operation begins with a comparison with those who are new
+        return path
+
+    # ---------------------------------------------------------------- after a change
+
+    def _settle(self, result: list[T], changes: Shared | None) -> None:
+        """All ranks are before or in the same operation: whoever has done it gives its result to the others."""
+        places = self._gather((self.number, bool(result)))
+        if len({number for number, _ in places}) > 1:
+            raise StateLost(f"ranks of generation {self._generation} are in different operations: {places}")
+        done = [has for _, has in places]
+        if any(done):
+            giver = done.index(True)
+            mine = self.mesh.snapshot.rank == giver
+            box = [(result[0], changes.give() if changes else None, self._knows) if mine else None]
+            dist.broadcast_object_list(box, group=self.mesh.world_objects, group_src=giver)
+            if not result:
+                assert box[0] is not None
+                given, state, self._knows = box[0]
+                if changes is not None:
+                    changes.take(state)
+                result.append(given)
+                self._done = self.number
+        sums = self._gather(self._shared.checksum() if self._shared else None)
+        if len(known := {each for each in sums if each is not None}) > 1:
+            raise StateLost(f"weights or optimizer differ between the ranks of generation {self._generation}: {known}")
+        self._checksum = next(iter(known), "")
+        self._unsettled = False
+
+    def _regroup(self, error: RuntimeError | None) -> bool:
+        """Forms the next generation; returns whether the operation in hand is done on all of its ranks."""
+        if self._broken_s is None:
+            self._broken_s = monotonic_s()
+        while True:
+            self._drop()
+            if error is not None:
+                log.warning("generation %d is over: %s", self._generation.number, error)
+                self._team.broken(self._generation.number)
+            generation = self._team.next(self._generation.number)
+            if generation is None:
+                raise Left
+            if self._knows and self._member not in generation.members[: generation.stayed]:
+                raise RuntimeError(f"the others went on without this rank, and know more by now: {generation}")
+            self._generation = generation
+            try:
+                self._form()
+                done = [count for count in self._gather(self._done if self._knows else None) if count is not None]
+                self.mesh.set_timeout(self._timeout_s)
+                break
+            except _Boundary:
+                error = None
+            except RuntimeError as failure:
+                error = failure
+        if not done:
+            raise StateLost(f"all ranks that knew how far the training was are gone in {generation}")
+        self._done_by_all = min(done)
+        self._unsettled = True
+        return self._done_by_all >= self.number
+
+    def _drop(self) -> None:
+        """Leaves all groups, which the others see as an error in their collectives."""
+        self._mesh = None
+        if self._wires is not None:
+            self._wires.cut()
+        if dist.is_initialized():
+            with suppress(RuntimeError):
+                c10d._abort_process_group()
+
+    def _form(self) -> None:
+        """The groups of this generation, and all that depends on them.
+
+        Raises:
+            RuntimeError: a rank is lost.
+            _Boundary: one was lost before all were there.
+        """
+        members, number = self._generation.members, self._generation.number
+        self._arrive()
+        rank, world = members.index(self._member), len(members)
+        dist.init_process_group(
+            "nccl" if self._device == "cuda" else "gloo",
+            store=PrefixStore(f"ranks/{number}", self._store),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=FORM_TIMEOUT_S),
+        )
+        self._mesh = Mesh.build(
+            sp_degree=training_degree(world, self._sp_degree),
+            device=self._device,
+            timeout_s=FORM_TIMEOUT_S,
+            generation=number,
+        )
+        self._wires = Wires(self._gather)
+        formed_s = monotonic_s()
+        for follow in self._followers:
+            follow(self._mesh)
+        assert self._broken_s is not None
+        self._form_s, self._engine_s = formed_s - self._broken_s, monotonic_s() - formed_s
+
+    def _arrive(self) -> None:
+        """Waits until all members of the generation are here. A rank that is lost now is in no collective: nobody would
+        see an error, so all ask."""
+        number = self._generation.number
+        here = [f"ranks/{number}/here/{member}" for member in self._generation.members]
+        self._store.set(f"ranks/{number}/here/{self._member}", "")
+        asked_s = monotonic_s()
+        while not self._store.check(here):
+            sleep_s(0.005)
+            if monotonic_s() - asked_s > _LOOK_S:
+                asked_s = monotonic_s()
+                if self._team.boundary(number, admits=False):
+                    raise _Boundary
+
+    def _recovered(self) -> None:
+        """The first operation since the ranks changed is done."""
+        if self._broken_s is None or self._unsettled:
+            return
+        recovery = Recovery(
+            generation=self._generation.number,
+            operation=self.number,
+            world=self.mesh.snapshot.world,
+            sp_degree=self.mesh.snapshot.sp_degree,
+            form_s=self._form_s,
+            engine_s=self._engine_s,
+            resume_s=monotonic_s() - self._broken_s,
+            checksum=self._checksum,
+        )
+        self._broken_s = None
+        log.warning("went on: %s", recovery)
+        if self.mesh.snapshot.is_leader:
+            self._report(recovery)
+
+    # ---------------------------------------------------------------- small talk
+
+    def _say(self, value: T) -> T:
+        """What the first rank says, on all."""
+        box = [value]
+        dist.broadcast_object_list(box, group=self.mesh.world_objects, group_src=0)
+        return box[0]
+
+    def _gather(self, value: T) -> list[T]:
+        """What each rank says, on all."""
+        values = [value] * self.mesh.snapshot.world
+        dist.all_gather_object(values, value, group=self.mesh.world_objects)
+        return values
