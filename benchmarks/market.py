@@ -38,8 +38,6 @@ from src.core.stats import mean
 NODES = 4
 COMMIT_EVERY = 1
 TRACE = "bamboo_aws_p3.csv"
-TIME_SCALE = 250
-"""Seconds of the trace per second of the job."""
 QUICK = (
     "data.prompts_per_iteration=2",
     "data.eval_prompts=8",
@@ -60,7 +58,6 @@ MARKET = (
     "market=replay",
     f"market.trace={ROOT}/data/traces/{TRACE}",
     f"market.nodes={NODES}",
-    f"market.time_scale={TIME_SCALE}",
     "market.grace_s=1.5",
     "cluster.spares=2",
 )
@@ -102,7 +99,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     }
 
 
-def rows(seeds: int, iterations: int, sync: str, quick: bool, out: Path) -> list[dict[str, Any]]:
+def rows(seeds: int, iterations: int, sync: str, time_scale: float, quick: bool, out: Path) -> list[dict[str, Any]]:
     """The rows of all jobs; those that are not in `out` yet are made and added to it."""
     file = out / "results.jsonl"
     known = (
@@ -112,7 +109,8 @@ def rows(seeds: int, iterations: int, sync: str, quick: bool, out: Path) -> list
     for seed in range(seeds):  # seed by seed, so that a study that was stopped compares all arms
         for arm, its_own in ARMS.items():
             small = [text for text in QUICK if quick and not (arm == "market_random" and "planner" in text)]
-            overrides = (*COMMON, *its_own, *small, f"explore.sync={sync}", f"trainer.max_steps={iterations}")
+            pace = (f"market.time_scale={time_scale}",) if "market=replay" in its_own else ()
+            overrides = (*COMMON, *its_own, *pace, *small, f"explore.sync={sync}", f"trainer.max_steps={iterations}")
             row = known.get((arm, seed, overrides))
             if row is None:
                 row = run(arm, seed, overrides, out.resolve() / f"{arm}_{seed}")
@@ -159,13 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="jobs per arm")
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--sync", choices=("await", "race"), default="await", help="explore.sync")
+    parser.add_argument("--time-scale", type=float, default=250, help="seconds of the trace per second of the job")
     parser.add_argument("--out", type=Path, default=Path("outputs/market"), help="where rows and run folders are kept")
     parser.add_argument("--quick", action="store_true", help="one seed, two tiny iterations: a test")
     options = parser.parse_args(arguments)
     seeds, iterations = (1, 2) if options.quick else (options.seeds, options.iterations)
-    found = figures(rows(seeds, iterations, options.sync, options.quick, options.out))
+    found = figures(rows(seeds, iterations, options.sync, options.time_scale, options.quick, options.out))
     print_figures(
-        "market", {"iterations": iterations, "sync": options.sync, "trace": TRACE, "time_scale": TIME_SCALE, **found}
+        "market",
+        {"iterations": iterations, "sync": options.sync, "trace": TRACE, "time_scale": options.time_scale, **found},
     )
     if found["problems"]:
         say("requests were lost, counted twice or not resumed")
