@@ -217,8 +217,10 @@ class Boundaries(pl.Callback):
             self._world.boundary(lambda: self._save(cast(FlowGRPO, pl_module)))
 
     def _save(self, module: FlowGRPO) -> str:
-        folder = shared_folder(Path(os.environ[JOB_VARIABLE]))
-        return str(checkpoint.save(folder, module.iteration, rank_state(module, base=self._base), keep=1))
+        known = rank_state(module, base=self._base)
+        published = str(module.published) if module.published else None  # of this job: a later one publishes anew
+        content = replace(known, state={**known.state, "published": published})
+        return str(checkpoint.save(shared_folder(Path(os.environ[JOB_VARIABLE])), module.iteration, content, keep=1))
 
 
 def snapshot(module: FlowGRPO, *, base: str) -> Checkpoint:
@@ -244,7 +246,6 @@ def rank_state(module: FlowGRPO, *, base: str) -> Checkpoint:
             "iteration": module.iteration,
             "base": base,
             "optimizer": scalars,
-            "published": str(module.published) if module.published else None,
             "seed_bank": module.seed_bank.state_dict(),
         },
     )

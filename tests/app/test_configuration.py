@@ -17,7 +17,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from src.app.config import ConfigError, build, spot_places, spot_teams
+from src.app.config import ConfigError, build, build_market, spot_places, spot_teams
 from src.core.types import Prompt
 from src.rl.rewards import clip, geneval
 from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
@@ -209,10 +209,13 @@ def test_places_are_grouped_inside_nodes_first_and_who_is_left_over_is_in_no_tea
     pair = {("local", 0): "sp0", ("local", 1): "sp0"}
     assert teams("cluster.spot_workers=3", "cluster.sp_degree=2") == pair
     market = ("market=replay", "market.nodes=3", "cluster.sp_degree=2")
-    assert teams(*market) == {("node0", 0): "sp0", ("node1", 0): "sp0"}
+    replayed = build_market(configuration(tmp_path, *TINY, EXPLORED, *market))
+    assert replayed is not None
+    one, two, three = sorted(replayed.nodes)
+    assert teams(*market) == {(one, 0): "sp0", (two, 0): "sp0"}
     assert teams(*market, "cluster.workers_per_node=3") == {
-        **{(f"node{number}", slot): f"sp{number}" for number in range(3) for slot in range(2)},
-        **{("node0", 2): "sp3", ("node1", 2): "sp3"},
+        **{(node, slot): f"sp{number}" for number, node in enumerate((one, two, three)) for slot in range(2)},
+        **{(one, 2): "sp3", (two, 2): "sp3"},
     }
 
 
