@@ -1,7 +1,7 @@
 """What a spot market does to learning: whole jobs, undisturbed, on a recorded market, and there without exploration.
 
 python -m benchmarks.market                  # five seeds of three jobs, each a few minutes
-python -m benchmarks.market --sync race      # what is explored in time counts, as by default
+python -m benchmarks.market --sync race      # what is explored in time counts, as in a job by default
 python -m benchmarks.market --quick          # two iterations of everything: a test
 
 Arms, each a `python train.py experiment=tiny_text` with processes of its own:

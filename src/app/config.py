@@ -196,6 +196,8 @@ def _check_virtual(config: Config) -> None:
 def _check_teams(config: Config) -> None:
     """Refuses spot workers that cannot share the model."""
     degree = config["cluster"]["sp_degree"]
+    if degree > 1 and str(config["cluster"]["device"]).startswith("cuda"):
+        raise ConfigError(f"cluster.sp_degree must be 1 on GPUs: workers of a machine share one so far, got {degree}")
     if config["model"]["compile"] and degree > 1:
         raise ConfigError(f"model.compile cannot be combined with cluster.sp_degree={degree}")
     if degree > _heads(config, degree):

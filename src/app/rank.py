@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from src.app import checkpoint
@@ -40,12 +41,14 @@ def main(folder: Path) -> None:
     parallel = config["parallel"]
     group = SequenceGroup() if parallel["mesh"] else None
     world: World | None = None
+    if parallel["elastic"] and config["trainer"]["accelerator"] == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before anything is on a GPU
     if group is not None and not parallel["elastic"]:
         world = FixedWorld(build(parallel["mesh"], "parallel.mesh")())
         group.enter(world.mesh.sequence)
     sampler, engine = build_rank_engine(config, group)
     start: dict[str, Any] = json.loads(sys.stdin.readline())
-    resume = checkpoint.load(Path(start["resume"])) if start["resume"] else None
+    resume = checkpoint.load(Path(start["resume"])) if start["resume"] and not start.get("joins") else None
 
     def connect(engine: Engine, number: int = 0) -> Cluster:
         return RayCluster.connect(start["address"], engine=engine, rank=number)

@@ -266,7 +266,8 @@ class ElasticCluster(RankCluster):
         return self._world.run(lambda: super(ElasticCluster, self)._hear(ask))
 
     def _say(self, tell: Callable[[Cluster], None]) -> None:
-        self._world.run(lambda: super(ElasticCluster, self)._say(tell))
+        """Unlike ranks that stay, the others wait: rank 0 may die before it has spoken, and then another one must."""
+        self._hear(tell)
 
 
 def _broadcast(value: T, group: ProcessGroup) -> T:

@@ -195,7 +195,10 @@ class ElasticWorld:
         Returns:
             where what a newcomer has to know is; None if there is none.
         """
-        return self.run(lambda: self._boundary(save))
+        path = self.run(lambda: self._boundary(save))
+        if path is not None:
+            self._unsettled = True  # also where another rank gave the path
+        return path
 
     def _boundary(self, save: Callable[[], str]) -> str | None:
         leader = self.mesh.snapshot.is_leader

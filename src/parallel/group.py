@@ -45,8 +45,9 @@ def connect_store(host: str, port: int, *, timeout_s: float = STORE_TIMEOUT_S) -
 class ElasticGroup:
     """One generation's group (a `ulysses.Group`). Collectives wait until they are done.
 
-    At the first error of a collective the group aborts, which also wakes up those who wait for this process, and
-    raises GroupLost. A member that freezes is noticed after `timeout_s`, one that dies after about 30 ms.
+    At the first error of a collective the group is dropped, which wakes up those who wait for this process once nothing
+    refers to it any more, and GroupLost is raised. A member that freezes is noticed after `timeout_s`, one that dies
+    after about 30 ms.
 
     Args:
         store: shared by all members.

@@ -142,7 +142,10 @@ def drain(node_id: str, grace_s: float) -> None:
     deadline_ms = int((wall_s() + grace_s) * 1000)
     client = ray._private.worker.global_worker.gcs_client
     reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    accepted, why_not = client.drain_node(node_id, reason, "preemption notice", deadline_ms)
+    try:
+        accepted, why_not = client.drain_node(node_id, reason, "preemption notice", deadline_ms)
+    except Exception as error:  # of whatever kind: the notice stands, and nothing of this job is put there any more
+        accepted, why_not = False, error
     if not accepted:
         log.warning("Ray does not drain node %s: %s", node_id, why_not)
 

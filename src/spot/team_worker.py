@@ -119,7 +119,9 @@ class TeamWorker(Worker):
     def _serve_until_boundary(self, number: int) -> None:
         every_s = self._shared.patience_s / 4
         while True:
-            lease = self._queue.pull(self.name, meanwhile=self._shared.remind, every_s=every_s)
+            lease = None
+            if not self._noticed.is_set():
+                lease = self._queue.pull(self.name, meanwhile=self._shared.remind, every_s=every_s)
             if lease is not None:
                 self.serve(lease)
             elif self._team.boundary(number):
