@@ -158,24 +158,25 @@ def together(rank: Rank, sp_degree: int, stage: int, lora: bool = False, poison:
         return trained.outcome(updater)
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
+    """Equal to rounding, which differs with the number of ranks; it grows with the number of updates."""
     assert found["skipped"] == expected["skipped"]
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5, abs=1e-7, nan_ok=True)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=tolerance, abs=1e-7, nan_ok=True)
     assert [x for x in found["norms"] if math.isfinite(x)] == pytest.approx(
-        [x for x in expected["norms"] if math.isfinite(x)], rel=1e-5
+        [x for x in expected["norms"] if math.isfinite(x)], rel=tolerance
     )
     trained = {name.partition("/")[2] for name in expected["optimizer"]}
     assert len(trained) >= 4
     weights = [[outcome["weights"][name] for name in sorted(trained)] for outcome in (found, expected)]
-    assert largest_difference(*weights) < 1e-5
-    assert float((found["log_probs"] - expected["log_probs"]).abs().max()) < 1e-5
+    assert largest_difference(*weights) < tolerance
+    assert float((found["log_probs"] - expected["log_probs"]).abs().max()) < tolerance
     # Parameters that nothing depends on have no state in one process, and zeros in an engine.
     assert found["optimizer"].keys() >= expected["optimizer"].keys()
     for name in found["optimizer"].keys() - expected["optimizer"].keys():
         assert name.startswith("step/") or not found["optimizer"][name].any()
     names = sorted(name for name in expected["optimizer"] if not name.startswith("step/"))
     states = [[outcome["optimizer"][name] for name in names] for outcome in (found, expected)]
-    assert largest_difference(*states) < 1e-4
+    assert largest_difference(*states) < max(1e-4, tolerance)
 
 
 def assert_ranks_agree(outcomes: list[dict[str, Any]]) -> None:

@@ -195,17 +195,20 @@ def test_a_leader_that_fails_by_itself_is_still_a_member_so_that_the_attempt_cou
 
 
 def test_under_notice_a_lease_is_given_back_and_nobody_is_called_for_it(published):
-    class AtOnce:
+    pulling = threading.Event()
+
+    class Meanwhile:
         told = threading.Event()
 
         def wait(self, timeout_s):
-            if self.told.is_set():
+            if self.told.is_set() or not pulling.wait(timeout_s):
                 return None
             self.told.set()
             return Notice("n", 5.0)
 
     class Late(TeamScript):
         def pull(self, worker, *, meanwhile, every_s):
+            pulling.set()
             while not worker_.noticed:
                 pass
             return super().pull(worker, meanwhile=meanwhile, every_s=every_s)
@@ -218,7 +221,7 @@ def test_under_notice_a_lease_is_given_back_and_nobody_is_called_for_it(publishe
         def noticed(self):
             return self._noticed.is_set()
 
-    worker_ = Watched(name="sp0", member=MEMBER, engine=engine, transport=script, team=script, notices=[AtOnce()])
+    worker_ = Watched(name="sp0", member=MEMBER, engine=engine, transport=script, team=script, notices=[Meanwhile()])
     worker_.run()
     told = [row for row in script.told if row[0] != "notice"]
     assert told[2:6] == [("join", 2, "sp2"), ("push", 3, 0), ("boundary", 1), ("release",)]
