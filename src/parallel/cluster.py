@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,19 +18,12 @@ from src.core.clock import Clock, monotonic_s
 from src.core.protocols import Cluster, Engine, OnStep, never, unwatched
 from src.core.types import Commit, Exploration, PolicyVersion, SampleRequest, SampleResult, WorkReport
 from src.parallel.mesh import World
+from src.parallel.shared import EngineOfGroup, Part
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What the ranks of a group denoise together."""
-
-    requests: tuple[SampleRequest, ...]
-    resume: tuple[Commit, ...]
-
-
-class SharedEngine:
+class SharedEngine(EngineOfGroup):
     """The engines of ranks that share sequences, as one (`core.protocols.Engine`).
 
     The leader serves, and tells the others what to denoise; these `follow` meanwhile.
@@ -41,22 +33,8 @@ class SharedEngine:
     """
 
     def __init__(self, *, engine: Engine, world: World) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._world = world
-
-    @property
-    def fingerprint(self) -> str:
-        return self._engine.fingerprint
-
-    @property
-    def batch_size(self) -> int:
-        return self._engine.batch_size
-
-    def load_weights(self, folder: Path) -> str:
-        return self._engine.load_weights(folder)
-
-    def weights_changed(self) -> str:
-        return self._engine.weights_changed()
 
     def serve(
         self,
@@ -70,7 +48,7 @@ class SharedEngine:
     ) -> tuple[list[SampleResult], WorkReport]:
         if should_yield is not never:  # the others would go on, and wait for this rank in the next step
             raise ValueError("ranks that share sequences finish what they began: should_yield must be `never`")
-        self._tell(_Part(tuple(requests), tuple(resume)))
+        self._tell(Part(tuple(requests), tuple(resume)))
         return self._engine.serve(requests, worker, resume=resume, commit_every=commit_every, on_step=on_step)
 
     def assist(
@@ -91,7 +69,7 @@ class SharedEngine:
         """The leader has served all."""
         self._tell(None)
 
-    def _tell(self, part: _Part | None) -> _Part | None:
+    def _tell(self, part: Part | None) -> Part | None:
         return _broadcast(part, self._world.mesh.sequence_objects)
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -24,6 +22,7 @@ from torch._C._distributed_c10d import Store
 from src.core.protocols import Engine, OnStep, never, unwatched
 from src.core.types import Commit, Generation, PolicyVersion, SampleRequest, SampleResult, WorkReport
 from src.parallel.group import ElasticGroup, connect_store
+from src.parallel.shared import EngineOfGroup, Part
 from src.parallel.ulysses import SequenceGroup
 
 PATIENCE_S = 60.0
@@ -41,15 +40,7 @@ class Shareable(Engine, Protocol):
         """From now on so many do."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What the members of a group denoise together."""
-
-    requests: tuple[SampleRequest, ...]
-    resume: tuple[Commit, ...]
-
-
-class ElasticEngine:
+class ElasticEngine(EngineOfGroup):
     """See the top of this module.
 
     Args:
@@ -68,21 +59,14 @@ class ElasticEngine:
         patience_s: float = PATIENCE_S,
         arrival_s: float = ARRIVAL_S,
     ) -> None:
+        super().__init__(engine)
         self.patience_s = patience_s
         self._arrival_s = arrival_s
-        self._engine = engine
+        self._shareable = engine
         self._sequence = sequence
         self._device = device
         self._group: ElasticGroup | None = None
         self._store: Store | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        return self._engine.fingerprint
-
-    @property
-    def batch_size(self) -> int:
-        return self._engine.batch_size
 
     def form(self, team: str, generation: Generation, rank: int, *, store_port: int) -> None:
         size = len(generation.members)
@@ -99,18 +83,18 @@ class ElasticEngine:
                 device=self._device,
             )
         self._sequence.enter(self._group)
-        self._engine.share(size)
+        self._shareable.share(size)
 
     def drop(self) -> None:
         if self._group is not None:
             self._group.drop()
         self._group = None
         self._sequence.enter(None)
-        self._engine.share(1)
+        self._shareable.share(1)
 
     def announce(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
         if self._group is not None:
-            part = pickle.dumps(_Part(tuple(requests), tuple(resume)))
+            part = pickle.dumps(Part(tuple(requests), tuple(resume)))
             self._first(len(part))
             self._group.broadcast(torch.frombuffer(bytearray(part), dtype=torch.uint8).to(self._device))
 
@@ -127,7 +111,7 @@ class ElasticEngine:
                 continue
             buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
             self._group.broadcast(buffer)
-            part: _Part = pickle.loads(buffer.cpu().numpy().tobytes())
+            part: Part = pickle.loads(buffer.cpu().numpy().tobytes())
             prepare(part.requests[0].key.policy)
             self.assist(part.requests, resume=part.resume)
 
@@ -150,12 +134,6 @@ class ElasticEngine:
         box = torch.tensor([value], dtype=torch.int64, device=self._device)
         self._group.broadcast(box)
         return int(box.item())
-
-    def load_weights(self, folder: Path) -> str:
-        return self._engine.load_weights(folder)
-
-    def weights_changed(self) -> str:
-        return self._engine.weights_changed()
 
     def serve(
         self,
