@@ -54,7 +54,11 @@ class Seconds:
     def finish_s(self, samples: int, degree: int) -> float:
         return 0.5
 
-    def train_s(self) -> float:
+    @property
+    def updates(self) -> int:
+        return 1
+
+    def update_s(self, gpus: int) -> float:
         return 8.0
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -55,8 +55,11 @@ class Run:
 
     @cached_property
     def key(self) -> str:
-        """Of all that is configured, hardware and prices included; where it is kept and shown apart."""
-        decisive = {name: value for name, value in self.config.items() if name not in ("paths", "logger")}
+        """Of all that is configured, hardware and prices included; where it is kept and shown apart.
+
+        What is off is left out, so that a setting that comes later, and is off, changes no key.
+        """
+        decisive = {name: _that_is_on(value) for name, value in self.config.items() if name not in ("paths", "logger")}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -70,6 +73,12 @@ class Run:
             f"trainer.max_steps={self.iterations}",
             f"algo.optimizer.lr={self.learning_rate}",
         ]
+
+
+def _that_is_on(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _that_is_on(inner) for name, inner in value.items() if inner is not None and inner is not False}
 
 
 _TRACES = Path(__file__).parents[2] / "data" / "traces"

@@ -189,6 +189,11 @@ def _check_virtual(config: Config) -> None:
             raise ConfigError(f"{key} must say what a virtual cluster stands for, got None (conf/{key} has some)")
     if config["model"]["load"]:
         raise ConfigError(f"model.path={config['model']['path']}: a virtual cluster trains a tiny model in its place")
+    if config["cluster"]["spot_trains"] and (explored := geometry(config).explored_per_prompt):
+        raise ConfigError(
+            f"cluster.spot_trains=true needs planner=none, since GPUs that train cannot explore meanwhile; got one "
+            f"that asks for {explored} seeds per prompt"
+        )
     with refusing("cluster.sp_degree"):
         build(config["hardware"], "hardware").sp_speedup(config["cluster"]["sp_degree"])
 

@@ -132,6 +132,7 @@ class VirtualCluster(Section):
     commit_every: Whole
     keeps_commits: bool
     reserved_explores: bool
+    spot_trains: bool
     elastic: bool
     device: Device
     threads: Count

@@ -136,6 +136,7 @@ def build_shape(config: Config) -> ClusterShape:
             **{name: cluster[name] for name in names},
             degree=cluster["sp_degree"],
             reserved_explores=cluster["reserved_explores"],
+            spot_trains=cluster["spot_trains"],
         )
 
 
@@ -148,7 +149,7 @@ def build_durations(config: Config) -> WorkDurations:
         workload=workload,
         samples=sizes.samples,
         trained_steps=sizes.trained_steps,
-        reserved_gpus=config["cluster"]["reserved_gpus"],
+        updates=sizes.updates,
         elastic=config["cluster"]["elastic"],
     )
 

@@ -45,6 +45,8 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     audited          iteration, pairs: [{instance, seed, stale, fresh}]
     phase_started    name, iteration                                     (what the trainer does)
     phase            name, iteration, start_s, end_s                     (what it did)
+    spot_trained     iteration, nodes: [node, ...], gpus, start_s, end_s, lost
+                     (an update in which spot nodes took part; lost: one of them went, and it is made again without)
     evaluated        iteration, reward, judge, images: rows of images/manifest.json
     checkpoint_saved iteration, path, bytes, save_s
     stop_requested   signal

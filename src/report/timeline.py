@@ -146,6 +146,13 @@ class _Fold:
         self.trainer.spans.append(Span(float(event["start_s"]), float(event["end_s"]), kind, label))
         self.end_s = max(self.end_s, float(event["end_s"]))
 
+    def on_spot_trained(self, event: Event) -> None:
+        lost = bool(event["lost"])
+        label = f"train, iteration {event['iteration']}{', lost' if lost else ''}"
+        for (role, node, _), row in self.workers.items():
+            if role == "spot" and node in event["nodes"]:
+                row.spans.append(Span(float(event["start_s"]), float(event["end_s"]), "train", label, lost))
+
     def close(self, end_s: float, *, crashed: bool) -> None:
         """Ends all that is open, at the end of the log or at a restart."""
         for lease in list(self._open):

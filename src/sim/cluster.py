@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from src.core.clock import Clock
 from src.core.types import Exploration, PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
-from src.sim.fleet import Durations, Samples, VirtualFleet
+from src.sim.fleet import Durations, Node, Samples, VirtualFleet
 from src.sim.timeline import Timeline
 from src.spot import weights
 from src.spot.coordinator import Coordinator
@@ -45,6 +45,8 @@ class VirtualCluster:
         self._fleet = fleet
         self._durations = durations
         self._samples = samples
+        self._trainers: list[Node] = []
+        """Spot nodes that train."""
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
         published = weights.publish(self._weights_root, version, save)
@@ -105,9 +107,33 @@ class VirtualCluster:
         try:
             yield
             if name == "train":
-                self._timeline.advance(self._durations.train_s())
+                self._train(iteration)
         finally:
             self.record("phase", name=name, iteration=iteration, start_s=start_s, end_s=self.now())
+
+    def _train(self, iteration: int) -> None:
+        """The updates of an iteration. Spot nodes join the reserved ones before the first; if one goes, the others form
+        a new group and begin the update in hand again."""
+        if (nodes := self._fleet.training_nodes()) != self._trainers:
+            self._trainers = nodes
+            self._timeline.advance(self._durations.regroup_s)
+        for _ in range(self._durations.updates):
+            while not self._update(iteration):
+                self._trainers = [node for node in self._trainers if not node.gone]
+                self._timeline.advance(self._durations.regroup_s)
+
+    def _update(self, iteration: int) -> bool:
+        """Whether it came to its end."""
+        start_s, spot_gpus = self.now(), sum(len(node.gpus) for node in self._trainers)
+        lost = self._timeline.run(
+            lambda: any(node.gone for node in self._trainers),
+            at_most_s=self._durations.update_s(self._fleet.reserved_gpus + spot_gpus),
+        )
+        if spot_gpus:
+            nodes = [node.name for node in self._trainers]
+            span = {"start_s": start_s, "end_s": self.now(), "lost": lost}
+            self.record("spot_trained", iteration=iteration, nodes=nodes, gpus=spot_gpus, **span)
+        return not lost
 
     def lead(self, act: Callable[[], T]) -> T:
         return act()

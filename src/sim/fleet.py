@@ -62,8 +62,12 @@ class Durations(Protocol):
     def finish_s(self, samples: int, degree: int) -> float:
         """It decodes and scores them."""
 
-    def train_s(self) -> float:
-        """All training GPUs make the updates of one iteration."""
+    @property
+    def updates(self) -> int:
+        """Of an iteration."""
+
+    def update_s(self, gpus: int) -> float:
+        """So many GPUs make one of an iteration's updates."""
 
 
 class Samples(Protocol):
@@ -86,6 +90,7 @@ class ClusterShape:
         commit_every: denoising steps between commits; 0: only at notices.
         keeps_commits: False loses what is in flight with its worker.
         reserved_explores: the reserved GPUs explore, too, if somebody waits for it.
+        spot_trains: spot nodes train, too, as elastic ranks (docs/parallel.md).
     """
 
     reserved_gpus: int
@@ -96,6 +101,7 @@ class ClusterShape:
     commit_every: int
     keeps_commits: bool = True
     reserved_explores: bool = False
+    spot_trains: bool = False
 
     def __post_init__(self) -> None:
         for name in ("reserved_gpus", "gpus_per_node", "degree", "batch_size"):
@@ -130,13 +136,15 @@ class _Worker:
         return self.member.name
 
 
-@dataclass
-class _Node:
-    """A spot node that is paid for."""
+@dataclass(eq=False)
+class Node:
+    """A spot node, from its coming to its going: so long is it paid for."""
 
+    name: str
     gpus: tuple[Member, ...]
     noticed: bool = False
     ready: bool = False
+    gone: bool = False
 
 
 FINGERPRINT = "virtual"
@@ -168,7 +176,7 @@ class VirtualFleet:
         self._samples = samples
         self._shape = shape
         self._market = market
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, Node] = {}
         self._workers: dict[str, _Worker] = {}
         self._lives: Counter[tuple[str, str, int]] = Counter()
         self._regroups: set[float] = set()  # when groups are formed anew
@@ -181,6 +189,15 @@ class VirtualFleet:
                 self._node_comes(f"node{number}", start_s=0.0)
         else:
             self._follow(market.handle(timeline(), mk.Start()), start_s=0.0)
+
+    def training_nodes(self) -> list[Node]:
+        """Spot nodes that can train from now on: they are ready, and not about to go."""
+        nodes = self._nodes.values() if self._shape.spot_trains else ()
+        return [node for node in nodes if node.ready and not node.noticed]
+
+    @property
+    def reserved_gpus(self) -> int:
+        return self._shape.reserved_gpus
 
     def start_granted(self) -> None:
         """Starts all leases that were granted."""
@@ -323,7 +340,7 @@ class VirtualFleet:
         self.start_granted()
 
     def _node_comes(self, name: str, *, start_s: float) -> None:
-        node = _Node(tuple(Member(name, slot) for slot in range(self._shape.gpus_per_node)))
+        node = Node(name, tuple(Member(name, slot) for slot in range(self._shape.gpus_per_node)))
         self._nodes[name] = node
         self._coordinator.record("node_came", node=name, gpus=len(node.gpus))
 
@@ -341,7 +358,7 @@ class VirtualFleet:
             self._call_off(worker)
 
     def _node_goes(self, name: str) -> None:
-        del self._nodes[name]
+        self._nodes.pop(name).gone = True
         for worker in self._on(name):
             self._leave(worker, "killed")
         self._coordinator.record("node_went", node=name)

@@ -101,14 +101,14 @@ class WorkDurations:
         workload: what the job's work stands for.
         samples: of the job that are trained on per iteration; its own group size counts.
         trained_steps: of each of them.
-        reserved_gpus: they train together.
+        updates: that share them out.
         elastic: GPUs that are there form a new group from running processes; if False, these are started anew.
     """
 
     workload: Workload
     samples: int
     trained_steps: int
-    reserved_gpus: int
+    updates: int
     elastic: bool
 
     @property
@@ -139,6 +139,6 @@ class WorkDurations:
         """The GPUs of a group share the images out."""
         return self.workload.decode_score_s(samples) / degree
 
-    def train_s(self) -> float:
+    def update_s(self, gpus: int) -> float:
         """Groups without contrast are charged for, too, though no gradient is computed for them."""
-        return self.workload.train_s(self.samples, self.trained_steps, gpus=self.reserved_gpus)
+        return self.workload.train_s(self.samples, self.trained_steps, gpus=gpus) / self.updates

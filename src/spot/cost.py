@@ -3,8 +3,8 @@
 GPU-seconds and usd are booked on accounts (role, phase):
 
     reserved    rollout, train, eval, explore: the trainer's phases; sync: publishing weights; idle: the rest of the run
-    spot        rollout, explore, audit, eval: making samples; sync: the rest of a lease (loading weights, messages);
-                lost: work that must be repeated; idle: the rest of what is paid for
+    spot        rollout, explore, audit, eval: making samples; train; sync: the rest of a lease (loading weights,
+                messages); lost: work that must be repeated; idle: the rest of what is paid for
 
 A spot node is paid for from its coming to its going, starting time included; where the log names no nodes, a worker is
 while it is a member.
@@ -191,6 +191,9 @@ class Ledger:
             case "phase":
                 phase = _PHASE_OF.get(event["name"], event["name"])
                 self._books.book("reserved", phase, event["start_s"], event["end_s"], self._reserved_gpus)
+            case "spot_trained":
+                phase = "lost" if event["lost"] else "train"
+                self._books.book("spot", phase, event["start_s"], event["end_s"], event["gpus"])
             case "policy_published":
                 self._books.book("reserved", "sync", time_s - event["publish_s"], time_s, self._reserved_gpus)
         self._now_s = max(self._now_s, time_s)

@@ -102,8 +102,8 @@ def test_training_on_more_samples_takes_longer_in_proportion(tmp_path):
         build_durations(configuration(tmp_path, f"system={name}", "experiment=tiny_text"))
         for name in ("flow_grpo", "flow_grpo_all")
     )
-    assert plain.train_s() == pytest.approx(166.0, rel=0.01)  # as was published for 4 GPUs, see conf/hardware
-    assert all_.train_s() == pytest.approx(4 * plain.train_s())
+    assert plain.updates * plain.update_s(4) == pytest.approx(166.0, rel=0.01)  # as was published, see conf/hardware
+    assert all_.update_s(4) == pytest.approx(4 * plain.update_s(4))
 
 
 def test_the_command_ends_with_the_summary_and_cannot_resume(tmp_path):
@@ -115,6 +115,13 @@ def test_the_command_ends_with_the_summary_and_cannot_resume(tmp_path):
     again = command(tmp_path / "run", "system=flow_grpo", *SMALL, "ckpt_path=last")
     assert again.returncode == 2
     assert "cannot be gone on with" in again.stderr
+
+
+def test_gpus_that_train_cannot_explore(tmp_path):
+    done = command(tmp_path / "run", "system=elastic", "planner=fixed", "planner.seeds_per_prompt=24")
+    assert done.returncode == 2
+    assert "cluster.spot_trains=true needs planner=none" in done.stderr
+    assert "24 seeds per prompt" in done.stderr
 
 
 def test_a_misspelt_key_of_a_virtual_cluster_is_named(tmp_path):

@@ -144,3 +144,19 @@ def test_a_worker_that_goes_on_with_anothers_work_is_marked() -> None:
     resumed = {"time_s": 2.0, "kind": "lease_resumed", "lease": 2, "worker": "w.0", "step": 4, "after": [1]}
     (row,) = timeline([joined(1, "w.0", 0), granted(2, 2, "w.0"), resumed, resumed | {"worker": "nobody"}]).rows
     assert row.marks == [Mark(1, "joined"), Mark(2, "resumed", "before step 4")]
+
+
+def test_updates_that_a_spot_node_took_part_in_are_on_its_rows() -> None:
+    update = {"kind": "spot_trained", "iteration": 3, "nodes": ["a"], "gpus": 2}
+    events = [
+        joined(1, "w.0", 0),
+        joined(1, "r.0", 0, role="reserved"),
+        {"time_s": 5, **update, "start_s": 3.0, "end_s": 5.0, "lost": False},
+        {"time_s": 6, **update, "start_s": 5.0, "end_s": 6.0, "lost": True},
+    ]
+    reserved, spot = timeline(events).rows
+    assert reserved.spans == []
+    assert spot.spans == [
+        Span(3, 5, "train", "train, iteration 3"),
+        Span(5, 6, "train", "train, iteration 3, lost", True),
+    ]

@@ -32,8 +32,10 @@ class Round:
     def finish_s(self, samples: int, degree: int) -> float:
         return 0.5 * samples / degree
 
-    def train_s(self) -> float:
-        return 40.0
+    updates: int = 2
+
+    def update_s(self, gpus: int) -> float:
+        return 40.0 / gpus
 
 
 class Cheap:

@@ -187,3 +187,41 @@ def test_a_run_is_the_same_however_fast_the_machine_is(tmp_path, virtual):
             pass
         logs.append((tmp_path / name / "events.jsonl").read_bytes())
     assert logs[0] == logs[1]
+
+
+def trained(folder: Path) -> list[tuple[float, float, int, bool]]:
+    """Updates that spot GPUs took part in."""
+    events = read_jsonl(folder / "events.jsonl")
+    return [(e["start_s"], e["end_s"], e["gpus"], e["lost"]) for e in events if e["kind"] == "spot_trained"]
+
+
+def train(cluster, iteration: int) -> float:
+    """How long an iteration's training took."""
+    start_s = cluster.now()
+    with cluster.phase("train", iteration):
+        pass
+    return cluster.now() - start_s
+
+
+def test_spot_nodes_that_train_form_a_group_with_the_reserved_gpus_once(tmp_path, virtual):
+    cluster = virtual(spot_trains=True)
+    cluster.timeline.advance(0.0)
+    assert [train(cluster, 0), train(cluster, 1)] == [3.0 + 2 * 10.0, 2 * 10.0]  # 40 s of one GPU on four
+    assert trained(tmp_path) == [(3, 13, 4 - 2, False), (13, 23, 2, False), (23, 33, 2, False), (33, 43, 2, False)]
+
+
+def test_a_node_that_goes_takes_the_update_in_hand_with_it_and_comes_back_for_another_iteration(tmp_path, virtual):
+    cluster = virtual(spot_trains=True, market=one_place((0, True), (7, False), (20, True)))
+    cluster.timeline.advance(0.0)
+    # It is killed at 17 s, in the second update: 4 s of that are lost, 3 s pass till the others go on, with 20 s each.
+    assert train(cluster, 0) == 17.0 + 3.0 + 20.0
+    assert trained(tmp_path) == [(3, 13, 2, False), (13, 17, 2, True)]
+    assert train(cluster, 1) == 2 * 20.0  # it came back at 20 s, and is ready at 80 s
+    assert train(cluster, 2) == 3.0 + 2 * 10.0
+
+
+def test_a_node_under_notice_does_not_begin_an_iteration(tmp_path, virtual):
+    cluster = virtual(spot_trains=True, market=one_place((0, True), (7, False)))
+    cluster.timeline.advance(8.0)
+    assert train(cluster, 0) == 2 * 20.0
+    assert trained(tmp_path) == []

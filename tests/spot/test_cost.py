@@ -189,3 +189,17 @@ def test_exploration_that_was_cut_off_is_work_and_not_lost():
     cost = cost_of(events, prices=PRICES)
     assert (cost.gpu_s[Account("spot", "explore")], cost.gpu_s[Account("spot", "idle")]) == (6, 4)
     assert cost.lost_s == 0
+
+
+def test_training_on_spot_gpus_is_work_unless_it_is_made_again():
+    events = [
+        event(0, "node_came", node="n", gpus=2),
+        event(30, "spot_trained", gpus=2, start_s=10, end_s=30, lost=False),
+        event(35, "spot_trained", gpus=2, start_s=30, end_s=35, lost=True),
+        event(40, "node_went", node="n"),
+    ]
+    cost = cost_of(events, prices=PRICES)
+    spot = {phase: seconds for (role, phase), seconds in cost.gpu_s.items() if role == "spot"}
+    assert spot == {"train": 40, "lost": 10, "idle": 30}
+    assert cost.lost_usd == pytest.approx(10 * 0.001)
+    assert cost.utilisation("spot") == 0.5
