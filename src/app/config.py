@@ -312,6 +312,7 @@ def spot_teams(config: Config) -> dict[tuple[str, int], str]:
 _KEYS = {
     "prompts_per_iteration": "data.prompts_per_iteration",
     "group_size": "algo.group_size",
+    "rollouts_per_prompt": "algo.rollouts_per_prompt",
     "steps": "algo.steps",
     "stochastic_steps": "algo.window: the number of stochastic steps",
     "trained_steps": "algo.trained_steps",
@@ -341,6 +342,7 @@ def geometry(config: Config) -> BatchGeometry:
             prompts_per_iteration=config["data"]["prompts_per_iteration"],
             prompts_available=len(prompts.train_prompts),
             group_size=algo["group_size"],
+            rollouts_per_prompt=algo["rollouts_per_prompt"],
             explored_per_prompt=config["planner"].get(largest, 0),
             steps=algo["steps"],
             stochastic_steps=stochastic_steps,

@@ -112,7 +112,8 @@ def memory_of(config: Config, batch: Iteration, it: Footprint) -> Memory:
     encoders = {"text encoders": it.encoder_bytes}
     vae = {"VAE": it.vae_bytes}
     resting: bool = model["load"]["offload"]
-    texts = batch.samples + min(CACHED_TEXTS, batch.prompts + config["data"]["eval_prompts"])
+    made = _images(config, batch)
+    texts = made + min(CACHED_TEXTS, batch.prompts + config["data"]["eval_prompts"])
     with_, without = it.checkpointed_bytes / degree, it.plain_bytes / degree
     checkpointing: bool = model["load"]["gradient_checkpointing"]
     stored_bytes = DTYPES[model["stored_dtype"]].itemsize
@@ -125,7 +126,7 @@ def memory_of(config: Config, batch: Iteration, it: Footprint) -> Memory:
             "moments": adapter_bytes * _moments(config) / (devices if stage else 1),
             **({} if resting else encoders | vae),
             "encoded prompts": texts * it.prompt_bytes,
-            "trajectories": batch.samples * 2 * stochastic_steps * it.latent_values * stored_bytes,
+            "trajectories": made * 2 * stochastic_steps * it.latent_values * stored_bytes,
         },
         phases={
             "encode": encoders if resting else {},
@@ -146,9 +147,10 @@ def duration_lines(config: Config, batch: Iteration, guidance: bool) -> list[str
         return []
     hardware: Hardware = build(config["hardware"], "hardware")
     gpus: int = config["trainer"]["devices"]
+    made = _images(config, batch)
     parts = {
-        "denoising": hardware.denoise_s(batch.samples, batch.steps, guidance=guidance) / gpus,
-        "decoding and scoring": hardware.decode_score_s(batch.samples) / gpus,
+        "denoising": hardware.denoise_s(made, batch.steps, guidance=guidance) / gpus,
+        "decoding and scoring": hardware.decode_score_s(made) / gpus,
         "training": hardware.train_s(batch.samples, batch.trained_steps, gpus=gpus, guidance=guidance),
         "publication": hardware.publish_s,
     }
@@ -158,9 +160,15 @@ def duration_lines(config: Config, batch: Iteration, guidance: bool) -> list[str
         usd = gpus * prices.usd_per_gpu(config["market"]["zone"], "reserved", 0.0, total_s)
     where = f"{gpus} reserved GPU{'s' * (gpus > 1)} of {hardware.name} without spot workers"
     return [
-        f"{batch.samples} images on {where}: {total_s:.0f} s and {usd:.2f} usd per iteration",
+        f"{made} images on {where}: {total_s:.0f} s and {usd:.2f} usd per iteration",
         "  seconds: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items()),
     ]
+
+
+def _images(config: Config, batch: Iteration) -> int:
+    """That an iteration makes; `batch.samples` of them are trained on."""
+    per_prompt: int = config["algo"]["rollouts_per_prompt"]
+    return batch.prompts * per_prompt
 
 
 def _moments(config: Config) -> int:

@@ -56,6 +56,7 @@ class Reward(Section):
 
 class Algo(Section):
     group_size: int
+    rollouts_per_prompt: int
     steps: int
     eval_steps: Count
     noise_level: float

@@ -41,8 +41,8 @@ class GroupAdvantage:
 
     Args:
         spread: `group_std` or `batch_std`.
-        before_selection: take mean and std over all explored rewards of the group (DanceGRPO's best-of-N,
-            arXiv 2505.07818) instead of the trained ones (PODS, arXiv 2504.13818), where some were explored.
+        before_selection: take mean and std over all rewards that the group was chosen by (DanceGRPO's best-of-N,
+            arXiv 2505.07818) instead of the trained ones (PODS, arXiv 2504.13818), where it was chosen.
         clamp: largest absolute advantage.
         eps: added to the standard deviation.
     """
@@ -65,7 +65,8 @@ class GroupAdvantage:
 
         Args:
             rewards: for each prompt instance the rewards of its trained samples, at least one.
-            explored: for each prompt instance its explored rewards, if any; needed by `before_selection`.
+            explored: for each prompt instance the rewards that its samples were chosen by, explored or of all that
+                were made, if any; needed by `before_selection`.
 
         Raises:
             ValueError: a reward is not finite, a group is empty, or the two arguments do not pair up.

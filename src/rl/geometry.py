@@ -13,6 +13,7 @@ class BatchGeometry:
         prompts_per_iteration: P, prompt instances of a batch, each with one group.
         prompts_available: prompts in the train set.
         group_size: G, samples per prompt that are trained on.
+        rollouts_per_prompt: R, samples per prompt that are made under the current weights, G of which are kept.
         explored_per_prompt: N, seeds per prompt that are explored, or at most; 0 for no exploration.
         steps: T, denoising steps of a sample.
         stochastic_steps: S, steps that draw noise.
@@ -28,6 +29,7 @@ class BatchGeometry:
     prompts_per_iteration: int
     prompts_available: int
     group_size: int
+    rollouts_per_prompt: int
     explored_per_prompt: int
     steps: int
     stochastic_steps: int
@@ -37,7 +39,8 @@ class BatchGeometry:
     previews: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        P, G, N = self.prompts_per_iteration, self.group_size, self.explored_per_prompt
+        P, G, R = self.prompts_per_iteration, self.group_size, self.rollouts_per_prompt
+        N = self.explored_per_prompt
         T, S = self.steps, self.stochastic_steps
         rules = {
             "prompts_per_iteration": (
@@ -45,7 +48,8 @@ class BatchGeometry:
                 f"in 1..{self.prompts_available} (train set)",
             ),
             "group_size": (G >= 2, "at least 2, since a sample is compared with its group"),
-            "explored_per_prompt": (N == 0 or N >= G, f"0 or at least group_size={G}"),
+            "rollouts_per_prompt": (R >= G, f"at least group_size={G}"),
+            "explored_per_prompt": (N == 0 or N >= R, f"0 or at least rollouts_per_prompt={R}"),
             "steps": (T >= 2, "at least 2, since the last one is not trained"),
             "stochastic_steps": (1 <= S < T, f"in 1..{T - 1} (all of steps={T} but the last)"),
             "trained_steps": (1 <= self.trained_steps <= S, f"in 1..{S} (stochastic_steps)"),
@@ -67,7 +71,7 @@ class BatchGeometry:
 
     @property
     def samples(self) -> int:
-        """Samples per iteration, P G."""
+        """Samples per iteration that are trained on, P G."""
         return self.prompts_per_iteration * self.group_size
 
     @property

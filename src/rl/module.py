@@ -129,8 +129,8 @@ class FlowGRPO(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         watch = Stopwatch(self.cluster.now)
         with watch.phase("rollout"), self.cluster.phase("rollout", batch.iteration):
-            seeds_PG = self.take_seeds(batch)
-            rollouts = self.roll_out(batch, seeds_PG)
+            seeds_PR = self.take_seeds(batch)
+            rollouts = self.contrast(batch, self.roll_out(batch, seeds_PR))
         with watch.phase("train"), self.cluster.phase("train", batch.iteration):
             advantages = self.advantages(batch, rollouts)
             data, metrics = self.training_set(batch, rollouts, advantages, watch)
@@ -141,32 +141,49 @@ class FlowGRPO(pl.LightningModule):
         self.cluster.log_metrics(self.iteration, metrics)
 
     def take_seeds(self, batch: Batch) -> list[tuple[int, ...]]:
-        """G seeds per prompt: the kept ones of those explored, random ones where none were."""
-        count, instances = self.geometry.group_size, range(len(batch.prompts))
+        """R seeds per prompt: the kept ones of those explored, random ones where none were."""
+        count, instances = self.geometry.rollouts_per_prompt, range(len(batch.prompts))
         taken = [self.seed_bank.take(batch.iteration, instance, count) for instance in instances]
         self.cluster.record("kept", iteration=batch.iteration, seeds=dict(enumerate(taken)))
         return taken
 
-    def roll_out(self, batch: Batch, seeds_PG: Sequence[Sequence[int]]) -> Rollouts:
+    def roll_out(self, batch: Batch, seeds_PR: Sequence[Sequence[int]]) -> Rollouts:
         """Trajectories and rewards under the current weights."""
         requests = [
             self.request(RequestKind.ROLLOUT, batch.iteration, instance, prompt, seed)
-            for instance, (prompt, seeds_G) in enumerate(zip(batch.prompts, seeds_PG, strict=True))
-            for seed in seeds_G
+            for instance, (prompt, seeds_R) in enumerate(zip(batch.prompts, seeds_PR, strict=True))
+            for seed in seeds_R
         ]
         rollouts = Rollouts.stack(self.cluster.collect(requests)).to(self.device)
         made = zip(rollouts.instances_B, rollouts.seeds_B, rollouts.rewards_B, strict=True)
         self._rollout_rewards = {(instance, seed): reward for instance, seed, reward in made}
         return rollouts
 
+    def contrast(self, batch: Batch, rollouts: Rollouts) -> Rollouts:
+        """The G samples of each prompt that have the most contrast: all, unless more were made (R > G).
+
+        Down-sampling (PODS, arXiv 2504.13818): what is left out cost a rollout, but is not trained on.
+        """
+        if self.geometry.rollouts_per_prompt == self.geometry.group_size:
+            return rollouts
+        kept: list[int] = []
+        for instance, rows in rollouts.groups().items():
+            rewards = {rollouts.seeds_B[row]: rollouts.rewards_B[row] for row in rows}
+            chosen = self.seed_bank.choose(batch.iteration, instance, rewards, self.geometry.group_size)
+            kept += [row for row in rows if rollouts.seeds_B[row] in chosen]
+        return rollouts.subset(sorted(kept))
+
     def advantages(self, batch: Batch, rollouts: Rollouts) -> Advantages:
         """Advantages by group, in the order of `rollouts.groups()`."""
         groups = rollouts.groups()
         rewards = [[rollouts.rewards_B[row] for row in rows] for rows in groups.values()]
-        explored = [
-            [found.reward for found in self.seed_bank.explored(batch.iteration, instance)] for instance in groups
-        ]
-        return self._advantage(rewards, explored)
+        return self._advantage(rewards, [self._candidates(batch.iteration, instance) for instance in groups])
+
+    def _candidates(self, iteration: int, instance: int) -> list[float]:
+        """The rewards that a prompt's trained samples were chosen by."""
+        if self.geometry.rollouts_per_prompt > self.geometry.group_size:
+            return [reward for (of, _), reward in self._rollout_rewards.items() if of == instance]
+        return [found.reward for found in self.seed_bank.explored(iteration, instance)]
 
     def training_set(
         self, batch: Batch, rollouts: Rollouts, advantages: Advantages, watch: Stopwatch
@@ -293,7 +310,7 @@ class FlowGRPO(pl.LightningModule):
             run_seed=self.seed,
             iteration=iteration,
             prompts=tuple(prompts),
-            keep=self.geometry.group_size,
+            keep=self.geometry.rollouts_per_prompt,
             policy=self.policy,
             spec=self.spec(iteration),
             previews=tuple(self.spec(iteration, steps) for steps in self.geometry.previews),
@@ -318,7 +335,7 @@ class FlowGRPO(pl.LightningModule):
         kept = {
             (instance, seed)
             for instance in range(self.geometry.prompts_per_iteration)
-            for seed in self.seed_bank.take(iteration, instance, self.geometry.group_size)
+            for seed in self.seed_bank.take(iteration, instance, self.geometry.rollouts_per_prompt)
         }
         drawn = self._drawn(iteration)
         seeds = [(instance, found.seed) for instance, explored in drawn.items() for found in explored]

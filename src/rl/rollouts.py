@@ -59,6 +59,19 @@ class Rollouts:
             log_probs_BS=self.log_probs_BS.to(device),
         )
 
+    def subset(self, rows: Sequence[int]) -> Rollouts:
+        """Some of the samples, in this order."""
+        return replace(
+            self,
+            instances_B=tuple(self.instances_B[row] for row in rows),
+            seeds_B=tuple(self.seeds_B[row] for row in rows),
+            rewards_B=tuple(self.rewards_B[row] for row in rows),
+            fingerprints_B=tuple(self.fingerprints_B[row] for row in rows),
+            before_BSLC=self.before_BSLC[rows],
+            after_BSLC=self.after_BSLC[rows],
+            log_probs_BS=self.log_probs_BS[rows],
+        )
+
     def groups(self) -> dict[int, list[int]]:
         """Row numbers of each prompt instance's samples."""
         groups: dict[int, list[int]] = {}

@@ -44,13 +44,19 @@ class SeedBank:
         """`count` seeds for a prompt: selected ones if enough are explored, else all of them and new ones."""
         explored = self.explored(iteration, instance)
         if len(explored) >= count:
-            ties = seeds.generator("ties", self._run_seed, iteration, instance)
-            kept = self._select([result.reward for result in explored], count, ties)
-            return tuple(explored[index].seed for index in kept)
+            return self.choose(iteration, instance, {found.seed: found.reward for found in explored}, count)
         known = [result.seed for result in explored]
         candidates = (seeds.sample_seed(self._run_seed, iteration, instance, index) for index in itertools.count())
         new = (seed for seed in candidates if seed not in known)
         return tuple(known) + tuple(itertools.islice(new, count - len(known)))
+
+    def choose(self, iteration: int, instance: int, rewards: Mapping[int, float], count: int) -> tuple[int, ...]:
+        """`count` of a prompt's seeds by their rewards; all if there are no more."""
+        ordered = sorted(rewards)
+        if len(ordered) < count:
+            return tuple(ordered)
+        ties = seeds.generator("ties", self._run_seed, iteration, instance)
+        return tuple(ordered[index] for index in self._select([rewards[seed] for seed in ordered], count, ties))
 
     def audit(self, iteration: int, prompts: int, per_prompt: int) -> dict[int, tuple[Explored, ...]]:
         """Explored seeds to make again: `per_prompt` of each of `prompts` prompts, drawn uniformly.

@@ -72,7 +72,7 @@ class SyntheticJob:
     Args:
         seed: of the run.
         prompts: P.
-        group_size: G.
+        group_size: samples per prompt that are made; a job that keeps fewer of them takes as long to make them.
         steps: T.
         iterations: how many.
         explores: the next batch is explored while this one is trained on.

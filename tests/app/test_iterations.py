@@ -8,10 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from src.core.types import RequestKind, SampleRequest
 from src.models.blobs import from_blob, to_blob
-from tests.app.runs import Run, assert_same_run
+from tests.app.runs import EXPLORED, Run, assert_same_run
 
 CHUNKS = "algo.micro_batch=5"
 
@@ -245,3 +246,30 @@ def test_the_running_average_of_the_weights_survives_a_resume(inline):
     halves = inline("trainer.max_steps=4", ema, stop_after=2)
     halves = inline("trainer.max_steps=4", ema, folder=halves.folder, ckpt_path="last")
     assert_same_run(halves, whole)
+
+
+# ---------------------------------------------------------------- down-sampling
+
+
+def test_keeping_some_of_the_rollouts_learns_what_exploring_with_the_same_weights_does(inline):
+    """PODS: the seeds that fresh weights would choose, but none of them is made twice."""
+    steps = "trainer.max_steps=3"
+    fresh = inline(steps, EXPLORED, "callbacks.explore._target_=src.spot.callback.FreshExploration")
+    kept = inline(steps, "planner=none", "algo.rollouts_per_prompt=8")
+    assert kept.metric("train/samples") == [3 * 4] * 3
+    assert kept.metric("train/reward_variance") == pytest.approx(fresh.metric("train/reward_variance"))
+    for name, tensor in fresh.policy.items():
+        torch.testing.assert_close(kept.policy[name], tensor, rtol=0, atol=1e-5)
+    assert sum(event["count"] for event in kept.events("submitted") if event["request_kind"] == "rollout") == 3 * 3 * 8
+    random = inline(steps, "planner=none")
+    assert kept.metric("train/reward_variance")[0] > random.metric("train/reward_variance")[0]
+
+
+def test_advantages_before_selection_are_those_of_all_rollouts(inline):
+    """A mean over all eight: the kept four do not have to cancel out."""
+    run = inline(
+        "planner=none", "trainer.max_steps=1", "algo.rollouts_per_prompt=8", "algo.advantage.before_selection=true"
+    )
+    assert run.metric("train/samples") == [12]
+    after = inline("planner=none", "trainer.max_steps=1", "algo.rollouts_per_prompt=8")
+    assert run.metric("train/grad_norm") != after.metric("train/grad_norm")

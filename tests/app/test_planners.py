@@ -96,7 +96,7 @@ def test_previews_are_explored_with_fewer_steps(inline):
 
 
 BAD_VALUES = {
-    "planner.max_seeds_per_prompt=3": r"planner\.max_seeds_per_prompt must be 0 or at least group_size=4, got 3",
+    "planner.max_seeds_per_prompt=3": r"planner\.max_seeds_per_prompt must be 0 or .* rollouts_per_prompt=4, got 3",
     "planner.miss_rate=1": r"planner: planner\.miss_rate must be between 0 and 1, got 1",
     "planner.attitude.optimism=-1": r"planner.*planner\.attitude\.optimism must not be negative, got -1",
 }
