@@ -1,6 +1,6 @@
 """Is it faster and cheaper? Whole systems on virtual clusters, with real learning (docs/evidence.md).
 
-python -m benchmarks.evidence --quick            # a look: 2 seeds, a calm and a rough market (minutes)
+python -m benchmarks.evidence --quick            # a look: 2 seeds, 2 markets, one learning rate (minutes)
 python -m benchmarks.evidence                    # 5 seeds, 4 markets (about an hour on 2 cores)
 python -m benchmarks.evidence --full             # and the ablations
 python -m benchmarks.evidence --table            # the tables, from the runs that are there
@@ -18,7 +18,16 @@ from pathlib import Path
 
 from benchmarks.evidence.figure import picture
 from benchmarks.evidence.runs import Row, Run, Store, planned, with_scores
-from benchmarks.evidence.systems import ABLATIONS, BASELINES, LEARNING_RATES, SPOTLIGHT, TRACES, System
+from benchmarks.evidence.systems import (
+    ABLATIONS,
+    BASELINES,
+    BEYOND,
+    LEARNING_RATES,
+    SPOTLIGHT,
+    SYSTEMS,
+    TRACES,
+    System,
+)
 from benchmarks.evidence.tables import effort_table, figures, ratio_table, scores
 from benchmarks.output import print_figures, say
 from src.core.stats import mean
@@ -27,11 +36,10 @@ TUNED_ON = 2
 """Learning seeds on which learning rates are compared."""
 
 
-def best_rate(system: System, store: Store, seeds: Sequence[int], iterations: int | None) -> float:
+def best_rate(system: System, store: Store, seeds: Sequence[int]) -> float:
     """The learning rate with the best mean score over a run's evaluations, on a calm market."""
     runs = {
-        rate: [planned(system, learning_rate=rate, seed=seed, iterations=iterations) for seed in seeds[:TUNED_ON]]
-        for rate in LEARNING_RATES
+        rate: [planned(system, learning_rate=rate, seed=seed) for seed in seeds[:TUNED_ON]] for rate in LEARNING_RATES
     }
     rows = iter(store.rows([run for group in runs.values() for run in group]))
     means = {rate: mean([mean(scores(next(rows))) for _ in group]) for rate, group in runs.items()}
@@ -51,7 +59,7 @@ def rows_of(
     runs = [run(system, seed, trace) for seed in seeds for trace in markets]
     if not system.learns:
         return store.rows(runs)
-    teacher = next(each for each in BASELINES if each.learns == system.learns)
+    teacher = next(each for each in SYSTEMS.values() if each.learns == system.learns)
     learnt = store.rows([run(teacher, each.seed, "") for each in runs])
     if system is teacher:
         return learnt
@@ -61,7 +69,7 @@ def rows_of(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 seeds, 2 markets, half the iterations")
+    parser.add_argument("--quick", action="store_true", help="2 seeds, 2 markets, half the iterations, no tuning")
     parser.add_argument("--full", action="store_true", help="the ablations, too")
     parser.add_argument("--table", action="store_true", help="print markdown instead of the JSON line")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
@@ -71,21 +79,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     store = Store(options.out / "runs.jsonl", options.jobs)
     found: dict[str, list[Row]] = {}
     rates: dict[str, float] = {}
-    for system in (*BASELINES, SPOTLIGHT):
+    for system in SYSTEMS.values():
         iterations = system.iterations // 2 if options.quick else None
         kind = system.learns or system.name
         if kind not in rates:
-            rates[kind] = best_rate(system, store, seeds, iterations)
+            rates[kind] = LEARNING_RATES[0] if options.quick else best_rate(system, store, seeds)
         found[system.name] = rows_of(system, store, rates[kind], seeds, traces, iterations)
-    baselines = [system.name for system in BASELINES]
+    baselines, ours = ([system.name for system in group] for group in (BASELINES, (SPOTLIGHT, *BEYOND)))
     for system in ABLATIONS if options.full else ():
         found[system.name] = rows_of(system, store, rates[SPOTLIGHT.name], seeds, traces, None)
     store.close()
     (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
     if options.table:
-        print(ratio_table(found, baselines, SPOTLIGHT.name), effort_table(found, baselines), sep="\n\n")
+        tables = [ratio_table(found, baselines, name) for name in ours]
+        print(*tables, effort_table(found, baselines), sep="\n\n")
     else:
-        print_figures("evidence", figures(found, baselines, SPOTLIGHT.name))
+        print_figures("evidence", {name: figures(found, baselines, name) for name in ours})
 
 
 if __name__ == "__main__":

@@ -35,9 +35,15 @@ BASELINES = (
     System(name="flow_grpo_all", overrides=("system=flow_grpo_all",), iterations=32, learns="all"),
     System(name="sol_rl", overrides=("system=sol_rl",), iterations=40, learns="fresh"),
     System(name="rlboost", overrides=("system=rlboost",), iterations=64, learns="random", market=True),
+    System(name="pods", overrides=("system=pods",), iterations=48, learns="pods"),
 )
 SPOTLIGHT = System(name="spotlight", overrides=("system=spotlight",), iterations=48, market=True)
-SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT)}
+BEYOND = (
+    System(name="elastic", overrides=("system=elastic",), iterations=64, learns="random", market=True),
+    System(name="elastic_pods", overrides=("system=elastic_pods",), iterations=48, learns="pods", market=True),
+)
+"""What the paper does not have: spot GPUs that train."""
+SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT, *BEYOND)}
 
 
 def variant(name: str, *overrides: str, iterations: int = SPOTLIGHT.iterations) -> System:
