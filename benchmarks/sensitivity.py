@@ -1,11 +1,12 @@
-"""How much of the comparison rests on assumed numbers: each is halved and doubled, and systems are timed again.
+"""What an iteration takes and costs, and how many seeds are explored meanwhile, when one thing is another.
 
-python -m benchmarks.sensitivity            # a calm and a rough market (minutes)
-python -m benchmarks.sensitivity --table    # as markdown
-python -m benchmarks.sensitivity --quick    # few iterations: a test
+python -m benchmarks.sensitivity               # every assumed number is halved and doubled (minutes)
+python -m benchmarks.sensitivity --of design   # parts of the system, the number of spot nodes, the resolution
+python -m benchmarks.sensitivity --table       # as markdown
+python -m benchmarks.sensitivity --quick       # few iterations: a test
 
-Nothing is learnt: what an iteration takes and costs, and how many seeds are explored meanwhile, does not depend on
-rewards with `planner=fixed`. Every figure of conf/hardware that is tagged `assumed` is moved.
+On a calm and a rough market. Nothing is learnt: durations do not depend on rewards with `planner=fixed`. Assumed are
+the figures of conf/hardware with that tag.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +46,60 @@ def timed(overrides: Sequence[str], iterations: int) -> dict[str, float]:
     }
 
 
-def moves(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names and overrides of all that is moved; first of all, nothing."""
-    yield "as it is", ()
+@dataclass(frozen=True)
+class Move:
+    """Something that is otherwise.
+
+    Args:
+        everywhere: overrides of the system and of the baseline.
+        here: of the system alone.
+        nodes: spot nodes.
+    """
+
+    name: str
+    everywhere: tuple[str, ...] = ()
+    here: tuple[str, ...] = ()
+    nodes: int = 4
+
+
+AS_IT_IS = Move("as it is")
+DESIGN = (
+    AS_IT_IS,
+    Move("groups of 2", here=("cluster.sp_degree=2",)),
+    Move("groups of 2, started anew", here=("cluster.sp_degree=2", "cluster.elastic=false")),
+    Move("groups of 4", here=("cluster.sp_degree=4", "cluster.across_nodes=true")),
+    Move(
+        "groups of 4, started anew", here=("cluster.sp_degree=4", "cluster.across_nodes=true", "cluster.elastic=false")
+    ),
+    Move("lose instead of commit", here=("cluster.keeps_commits=false",)),
+    *(Move(f"{nodes} spot nodes", nodes=nodes) for nodes in (1, 2, 8, 16)),
+    Move("1280 x 1280", everywhere=("hardware=qwen_image_h100_1280",)),
+    Move(
+        "1280 x 1280, groups of 4",
+        ("hardware=qwen_image_h100_1280",),
+        ("cluster.sp_degree=4", "cluster.across_nodes=true"),
+    ),
+)
+
+
+def assumed(config: Mapping[str, Any]) -> Iterator[Move]:
+    """First of all, nothing is moved; then every figure that is assumed, down and up."""
+    yield AS_IT_IS
     for figure in build(config["hardware"], "hardware").assumed:
         value = config["hardware"]["figures"][figure]["value"]
         for factor in FACTORS:
-            yield f"{figure} x {factor:g}", (f"hardware.figures.{figure}.value={value * factor}",)
+            yield Move(f"{figure} x {factor:g}", everywhere=(f"hardware.figures.{figure}.value={value * factor}",))
 
 
-def rows_of(iterations: int, quick: bool) -> Iterator[dict[str, Any]]:
+def rows_of(moves: Sequence[Move], iterations: int, traces: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row per move and market: the system's iteration, and the baseline's over it."""
-    config = resolved([*COMMON, f"system={SYSTEM}", f"market.trace={ROOT}/data/traces/{TRACES[1]}"])
-    chosen = list(moves(config))[: 2 if quick else None]
-    for name, moved in chosen:
-        baseline = timed([f"system={BASELINE}", *moved], iterations)
-        for trace in TRACES[: 1 if quick else None]:
-            market = (f"market.trace={ROOT}/data/traces/{trace}",) if trace else ("market=none", "cluster.spot_nodes=4")
-            ours = timed([f"system={SYSTEM}", *market, *moved], iterations)
+    for move in moves:
+        name = move.name
+        baseline = timed([f"system={BASELINE}", *move.everywhere], iterations)
+        for trace in traces:
+            calm = ("market=none", f"cluster.spot_nodes={move.nodes}")
+            market = (f"market.trace={ROOT}/data/traces/{trace}", f"market.nodes={move.nodes}") if trace else calm
+            ours = timed([f"system={SYSTEM}", *market, *move.everywhere, *move.here], iterations)
             say(f"{name}, {trace or 'calm'}: {ours['seconds']:.0f} s, {ours['seeds']:.1f} seeds per prompt")
             yield {
                 "moved": name,
@@ -87,16 +125,22 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=("assumed", "design"), default="assumed", help="what is moved")
     parser.add_argument("--iterations", type=int, default=48, help="of each run")
     parser.add_argument("--quick", action="store_true", help="3 iterations of one move on one market")
     parser.add_argument("--table", action="store_true", help="print markdown instead of the JSON line")
     options = parser.parse_args(arguments)
     quiet()
-    rows = list(rows_of(3 if options.quick else options.iterations, options.quick))
+    config = resolved([*COMMON, f"system={SYSTEM}", f"market.trace={ROOT}/data/traces/{TRACES[1]}"])
+    moves = list(assumed(config)) if options.of == "assumed" else DESIGN
+    if options.quick:
+        rows = list(rows_of(moves[:2], 3, TRACES[:1]))
+    else:
+        rows = list(rows_of(moves, options.iterations, TRACES))
     if options.table:
         print(table(rows))
     else:
-        print_figures("sensitivity", {"rows": rows})
+        print_figures("sensitivity", {"of": options.of, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -122,3 +122,25 @@ def test_scaling_runs_faster_than_its_clock() -> None:
     found = line_of("benchmarks.scaling", "--quick")
     assert [row["workers"] for row in found["rows"]] == [10, 100]
     assert found["virtual_over_wall_ratio"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moved", ["assumed", "design"])
+def test_sensitivity_times_the_system_and_the_baseline(moved: str) -> None:
+    found = line_of("benchmarks.sensitivity", "--quick", "--of", moved)
+    as_it_is, other = found["rows"]
+    assert as_it_is["moved"] == "as it is"
+    assert as_it_is["seconds_ratio"] > 1
+    assert as_it_is["seeds"] > 8
+    assert other["seconds"] != as_it_is["seconds"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_fidelity_compares_a_real_and_a_virtual_job() -> None:
+    found = line_of("benchmarks.fidelity", "--quick")
+    assert found["iteration_ratio"] > 0
+    assert 0 < found["virtual"]["idle_share"] < 1
+    assert 0 < found["real"]["idle_share"]["mean"] < 1
+    assert found["virtual"]["explored"] == found["real"]["explored"]["mean"] == 2 * 12
