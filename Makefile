@@ -48,7 +48,7 @@ evidence: setup ## The same with all seeds and markets: about an hour on two cor
 	$(BIN)/python -m benchmarks.evidence
 
 evidence-full: setup ## And the ablations: hours.
-	$(BIN)/python -m benchmarks.evidence --full
+	$(BIN)/python -m benchmarks.evidence --full --table
 
 base: setup ## Make the shipped base weights and recognisers again.
 	$(BIN)/python train.py -m experiment=pretrain_text,pretrain_digits,pretrain_shapes

@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.evidence.figure import picture
 from benchmarks.evidence.runs import Row, Run, Store, planned, with_scores
 from benchmarks.evidence.systems import (
+    ABLATED_ON,
     ABLATIONS,
     BASELINES,
     BEYOND,
@@ -28,7 +29,7 @@ from benchmarks.evidence.systems import (
     TRACES,
     System,
 )
-from benchmarks.evidence.tables import effort_table, figures, ratio_table, scores
+from benchmarks.evidence.tables import effort_table, figures, goals, ratio_table, scores
 from benchmarks.output import print_figures, say
 from src.core.stats import mean
 
@@ -67,6 +68,13 @@ def rows_of(
     return [with_scores(*pair) for pair in zip(timed, learnt, strict=True)]
 
 
+def ablations(store: Store, rate: float, whole: Sequence[Row]) -> dict[str, list[Row]]:
+    """The system and its variants, on some seeds and markets."""
+    seeds, traces = ABLATED_ON
+    same = [row for row in whole if row["seed"] in seeds and row["trace"] in traces]
+    return {SPOTLIGHT.name: same} | {each.name: rows_of(each, store, rate, seeds, traces, None) for each in ABLATIONS}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2 seeds, 2 markets, half the iterations, no tuning")
@@ -86,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rates[kind] = LEARNING_RATES[0] if options.quick else best_rate(system, store, seeds)
         found[system.name] = rows_of(system, store, rates[kind], seeds, traces, iterations)
     baselines, ours = ([system.name for system in group] for group in (BASELINES, (SPOTLIGHT, *BEYOND)))
-    for system in ABLATIONS if options.full else ():
-        found[system.name] = rows_of(system, store, rates[SPOTLIGHT.name], seeds, traces, None)
+    ablated = ablations(store, rates[SPOTLIGHT.name], found[SPOTLIGHT.name]) if options.full else {}
     store.close()
     (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
     if options.table:
         tables = [ratio_table(found, baselines, name) for name in ours]
-        print(*tables, effort_table(found, baselines), sep="\n\n")
+        wanted = goals({name: found[name] for name in baselines})
+        print(*tables, *(effort_table(rows, wanted) for rows in (found, ablated) if rows), sep="\n\n")
     else:
         print_figures("evidence", {name: figures(found, baselines, name) for name in ours})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEARNING_RATES = (1.5e-4, 3e-4, 6e-4)
@@ -51,10 +52,17 @@ def variant(name: str, *overrides: str, iterations: int = SPOTLIGHT.iterations) 
     return System(name=name, overrides=(*SPOTLIGHT.overrides, *overrides), iterations=iterations, market=True)
 
 
+ABLATED_ON: tuple[Sequence[int], Sequence[str]] = (range(3), TRACES[2:3])
+"""Learning seeds and markets of the ablations."""
 ABLATIONS = (
     variant("spotlight, planner=ucb", "planner=ucb"),
     variant("spotlight, planner=largest_feasible", "planner=largest_feasible"),
-    variant("spotlight, lose instead of commit", "cluster.keeps_commits=false"),
+    variant(
+        "spotlight, N = 2 G explored before each rollout with fresh weights",
+        "callbacks.explore._target_=src.spot.callback.FreshExploration",
+        "planner.seeds_per_prompt=16",
+        "cluster.reserved_explores=true",
+    ),
     variant("spotlight, 2 spot nodes", "market.nodes=2", "cluster.spot_nodes=2"),
     variant("spotlight, 8 spot nodes", "market.nodes=8", "cluster.spot_nodes=8"),
 )

@@ -84,9 +84,8 @@ def ratio_table(systems: Mapping[str, Sequence[Row]], baselines: Sequence[str], 
     return "\n".join(lines)
 
 
-def effort_table(systems: Mapping[str, Sequence[Row]], baselines: Sequence[str]) -> str:
-    """What each system needed and was given, averaged over runs."""
-    wanted = goals({name: systems[name] for name in baselines})
+def effort_table(systems: Mapping[str, Sequence[Row]], wanted: Sequence[float]) -> str:
+    """What each system needed to the targets `wanted` and was given, averaged over runs."""
     head = " | ".join(f"h and usd to {share:.0%}" for share in SHARES)
     lines = [
         f"| system | lr | runs | plateau | s per iteration | {head} | node preemptions | explored per iteration | "

@@ -69,7 +69,7 @@ def test_tables_and_figures_tell_the_same():
     assert line["flow_50_time_ratio"] == pytest.approx(4.0)
     assert line["runs"] == 6
     assert "| flow | 50%: 0.600 | 4.00 [4.00, 4.00] | 2.00 [2.00, 2.00] |" in ratio_table(groups, ["flow"], "spotlight")
-    assert "| spotlight | 0.0003 | 4 | 0.800 | 50 |" in effort_table(groups, ["flow"])
+    assert "| spotlight | 0.0003 | 4 | 0.800 | 50 |" in effort_table(groups, goals({"flow": SLOW}))
 
 
 def test_a_curve_joins_what_was_logged_of_an_iteration():
