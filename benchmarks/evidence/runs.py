@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence.systems import System
-from benchmarks.job import quiet, resolved
+from benchmarks.job import ROOT, quiet, resolved
 from benchmarks.output import say
 from src.app.config import Config, build_ledger
 from src.app.summary import summarise
@@ -55,12 +55,16 @@ class Run:
 
     @cached_property
     def key(self) -> str:
-        """Of all that is configured, hardware and prices included; where it is kept and shown apart.
+        return hashlib.sha256(json.dumps(self.decisive, sort_keys=True).encode()).hexdigest()[:16]
 
-        What is off is left out, so that a setting that comes later, and is off, changes no key.
+    @property
+    def decisive(self) -> Config:
+        """All that is configured, hardware and prices included, but for where results are kept and shown.
+
+        What is off is left out, so that a setting that comes later, and is off, changes no key; so is where the
+        project is.
         """
-        decisive = {name: _that_is_on(value) for name, value in self.config.items() if name not in ("paths", "logger")}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+        return {name: _that_is_on(value) for name, value in self.config.items() if name not in ("paths", "logger")}
 
     @property
     def all_overrides(self) -> list[str]:
@@ -76,12 +80,14 @@ class Run:
 
 
 def _that_is_on(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace(f"{ROOT}/", "")
     if not isinstance(value, Mapping):
         return value
     return {name: _that_is_on(inner) for name, inner in value.items() if inner is not None and inner is not False}
 
 
-_TRACES = Path(__file__).parents[2] / "data" / "traces"
+_TRACES = ROOT / "data" / "traces"
 
 
 def planned(system: System, *, learning_rate: float, seed: int, trace: str = "", iterations: int | None = None) -> Run:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from benchmarks.evidence import systems
 from benchmarks.evidence.runs import Store, curve, planned, with_scores
 from benchmarks.evidence.tables import comparison, effort_of, effort_table, figures, goals, plateau, ratio_table
-from benchmarks.job import resolved
+from benchmarks.job import ROOT, resolved
 
 RISE = [0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
 
@@ -112,3 +113,11 @@ def test_a_run_that_is_kept_is_not_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(again, "_made", lambda runs, learn: pytest.fail("made again") if runs else ())
     assert again.rows([run]) == [made]
     again.close()
+
+
+def test_a_run_is_the_same_wherever_the_project_is():
+    run = planned(systems.SPOTLIGHT, learning_rate=3e-4, seed=0, trace=systems.TRACES[1])
+    assert str(ROOT) in json.dumps(run.config)
+    assert str(ROOT) not in json.dumps(run.decisive)
+    assert run.config["cluster"]["spot_trains"] is False
+    assert "spot_trains" not in run.decisive["cluster"]
