@@ -13,7 +13,7 @@ shows score against hours and against usd.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence.figure import picture
@@ -68,11 +68,15 @@ def rows_of(
     return [with_scores(*pair) for pair in zip(timed, learnt, strict=True)]
 
 
-def ablations(store: Store, rate: float, whole: Sequence[Row]) -> dict[str, list[Row]]:
-    """The system and its variants, on some seeds and markets."""
+def ablations(store: Store, rates: Mapping[str, float], whole: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Systems and their variants, on some seeds and markets."""
     seeds, traces = ABLATED_ON
-    same = [row for row in whole if row["seed"] in seeds and row["trace"] in traces]
-    return {SPOTLIGHT.name: same} | {each.name: rows_of(each, store, rate, seeds, traces, None) for each in ABLATIONS}
+    found = {}
+    for system, variants in ABLATIONS.items():
+        found[system.name] = [row for row in whole[system.name] if row["seed"] in seeds and row["trace"] in traces]
+        rate = rates[system.learns or system.name]
+        found |= {each.name: rows_of(each, store, rate, seeds, traces, None) for each in variants}
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rates[kind] = LEARNING_RATES[0] if options.quick else best_rate(system, store, seeds)
         found[system.name] = rows_of(system, store, rates[kind], seeds, traces, iterations)
     baselines, ours = ([system.name for system in group] for group in (BASELINES, (SPOTLIGHT, *BEYOND)))
-    ablated = ablations(store, rates[SPOTLIGHT.name], found[SPOTLIGHT.name]) if options.full else {}
+    ablated = ablations(store, rates, found) if options.full else {}
     store.close()
     (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
     if options.table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEARNING_RATES = (1.5e-4, 3e-4, 6e-4)
 """Every system is run at the best of them."""
@@ -47,22 +47,33 @@ BEYOND = (
 SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT, *BEYOND)}
 
 
-def variant(name: str, *overrides: str, iterations: int = SPOTLIGHT.iterations) -> System:
-    """Spotlight with something else in one place."""
-    return System(name=name, overrides=(*SPOTLIGHT.overrides, *overrides), iterations=iterations, market=True)
+def variant(of: System, what: str, *overrides: str) -> System:
+    """A system with something else in one place."""
+    return replace(of, name=f"{of.name}, {what}", overrides=(*of.overrides, *overrides))
 
 
+ELASTIC_PODS = BEYOND[-1]
 ABLATED_ON: tuple[Sequence[int], Sequence[str]] = (range(3), TRACES[2:3])
 """Learning seeds and markets of the ablations."""
-ABLATIONS = (
-    variant("spotlight, planner=ucb", "planner=ucb"),
-    variant("spotlight, planner=largest_feasible", "planner=largest_feasible"),
-    variant(
-        "spotlight, N = 2 G explored before each rollout with fresh weights",
-        "callbacks.explore._target_=src.spot.callback.FreshExploration",
-        "planner.seeds_per_prompt=16",
-        "cluster.reserved_explores=true",
+ABLATIONS = {
+    SPOTLIGHT: (
+        variant(SPOTLIGHT, "planner=ucb", "planner=ucb"),
+        variant(SPOTLIGHT, "planner=largest_feasible", "planner=largest_feasible"),
+        variant(
+            SPOTLIGHT,
+            "N = 2 G explored with fresh weights, before each rollout",
+            "callbacks.explore._target_=src.spot.callback.FreshExploration",
+            "planner.seeds_per_prompt=16",
+            "cluster.reserved_explores=true",
+        ),
+        variant(SPOTLIGHT, "2 spot nodes", "market.nodes=2"),
+        variant(SPOTLIGHT, "8 spot nodes", "market.nodes=8"),
+        variant(SPOTLIGHT, "the market at twice its pace", "market.time_scale=2.0"),
     ),
-    variant("spotlight, 2 spot nodes", "market.nodes=2", "cluster.spot_nodes=2"),
-    variant("spotlight, 8 spot nodes", "market.nodes=8", "cluster.spot_nodes=8"),
-)
+    ELASTIC_PODS: (
+        variant(ELASTIC_PODS, "2 spot nodes", "market.nodes=2"),
+        variant(ELASTIC_PODS, "8 spot nodes", "market.nodes=8"),
+        variant(ELASTIC_PODS, "the market at twice its pace", "market.time_scale=2.0"),
+    ),
+}
+"""What is changed of which system; part by part it is timed in benchmarks/sensitivity.py."""
