@@ -157,7 +157,7 @@ def test_the_sweep_s_values_reach_what_uses_them(tmp_path: Path):
 
 BAD_VALUES = {
     "+planner.seeds=3": ["planner", "seeds"],
-    "algo.group_size=64": ["planner.seeds_per_prompt", "group_size=64", "got 8"],
+    "algo.group_size=64": ["planner.seeds_per_prompt", "rollouts_per_prompt=64", "got 8"],
     "algo.group_size=1": ["algo.group_size", "got 1"],
     "algo.group_size=many": ["algo.group_size", "'many'"],
     "algo.steps=2.5": ["algo.steps", "2.5"],

@@ -86,6 +86,23 @@ def test_a_rehearsal_takes_as_long_as_the_run_of_a_system_that_does_not_explore(
     assert times(rehearsed)[2] == pytest.approx(times(real)[2] - publish_s)
 
 
+def test_spot_gpus_that_train_change_the_pace_and_nothing_else(tmp_path):
+    plain = run_virtual(tmp_path / "plain", "system=flow_grpo", *SMALL)
+    elastic = run_virtual(tmp_path / "elastic", "system=elastic", *SMALL, "market=none", "cluster.spot_nodes=4")
+    durations = build_durations(configuration(tmp_path, "system=elastic", *SMALL))
+    assert [event["gpus"] for event in elastic.events("spot_trained")] == [8] * (2 * durations.updates)
+    for name, tensor in plain.policy.items():
+        assert tensor.equal(elastic.policy[name])
+    assert times(elastic)[2] < times(plain)[2] / 2
+
+
+@pytest.mark.parametrize("system", ["elastic", "elastic_pods"])
+def test_a_rehearsal_takes_as_long_where_spot_gpus_train(tmp_path, system):
+    overrides = (f"system={system}", *SMALL, "algo.rollouts_per_prompt=6", "market.time_scale=50")
+    real, rehearsed = (run_virtual(tmp_path / how.__name__, *overrides, how=how) for how in (train, rehearse))
+    assert times(rehearsed)[2] == pytest.approx(times(real)[2] - 0.6)
+
+
 def test_fresh_exploration_is_on_the_critical_path(tmp_path):
     sol_rl = run_virtual(tmp_path / "sol_rl", "system=sol_rl", *SMALL, "planner.seeds_per_prompt=8")
     plain = run_virtual(tmp_path / "plain", "system=flow_grpo", *SMALL)
