@@ -138,7 +138,7 @@ class Scheduler:
     def is_wanted(self, lease: int) -> bool:
         """Whether somebody still waits for one of the lease's requests. One that has ended may still bring a result."""
         open_ = self._leases.get(lease)
-        return open_ is None or self._held(open_) > 0
+        return open_ is None or any(self._holds(open_, request) for request in open_.lease.requests)
 
     @property
     def unfinished(self) -> int:
@@ -421,8 +421,11 @@ class Scheduler:
 
     def _held(self, open_: OpenLease) -> int:
         """Requests of the lease that are still open and its own."""
-        tasks = (self._tasks.get(request.key) for request in open_.lease.requests)
-        return sum(task is not None and task.holder == open_.lease.id for task in tasks)
+        return sum(self._holds(open_, request) for request in open_.lease.requests)
+
+    def _holds(self, open_: OpenLease, request: SampleRequest) -> bool:
+        task = self._tasks.get(request.key)
+        return task is not None and task.holder == open_.lease.id
 
     def _end(self, open_: OpenLease) -> None:
         del self._leases[open_.lease.id]
