@@ -123,6 +123,9 @@ class RequestKey:
     policy: PolicyVersion
     steps: int
 
+    def __hash__(self) -> int:
+        return self.seed  # quick, and of hardly two keys alike: queues look keys up at every turn
+
 
 @dataclass(frozen=True)
 class SampleRequest:
