@@ -2,7 +2,7 @@
 
 python -m benchmarks.evidence --quick            # a look: 2 seeds, 2 markets, one learning rate (minutes)
 python -m benchmarks.evidence                    # 5 seeds, 4 markets (about an hour on 2 cores)
-python -m benchmarks.evidence --full             # and the ablations
+python -m benchmarks.evidence --full             # and ablations, and what else was tried
 python -m benchmarks.evidence --table            # the tables, from the runs that are there
 
 Every system is first tried at three learning rates on the first two seeds and the calm market; the one with the best
@@ -24,6 +24,9 @@ from benchmarks.evidence.systems import (
     BASELINES,
     BEYOND,
     LEARNING_RATES,
+    LEVERS,
+    LEVERS_ON,
+    PODS,
     SPOTLIGHT,
     SYSTEMS,
     TRACES,
@@ -79,10 +82,17 @@ def ablations(store: Store, rates: Mapping[str, float], whole: Mapping[str, Sequ
     return found
 
 
+def levers(store: Store, rate: float, whole: Sequence[Row]) -> dict[str, list[Row]]:
+    """What was tried to learn more from an iteration."""
+    runs = {each.name: [planned(each, learning_rate=rate, seed=seed) for seed in LEVERS_ON] for each in LEVERS}
+    base = [row for row in whole if row["seed"] in LEVERS_ON]
+    return {PODS.name: base} | {name: store.rows(of) for name, of in runs.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2 seeds, 2 markets, half the iterations, no tuning")
-    parser.add_argument("--full", action="store_true", help="the ablations, too")
+    parser.add_argument("--full", action="store_true", help="ablations and what else was tried, too")
     parser.add_argument("--table", action="store_true", help="print markdown instead of the JSON line")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("results/evidence"), help="where runs are kept")
@@ -98,13 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rates[kind] = LEARNING_RATES[0] if options.quick else best_rate(system, store, seeds)
         found[system.name] = rows_of(system, store, rates[kind], seeds, traces, iterations)
     baselines, ours = ([system.name for system in group] for group in (BASELINES, (SPOTLIGHT, *BEYOND)))
-    ablated = ablations(store, rates, found) if options.full else {}
+    tables: list[dict[str, list[Row]]] = [found]
+    if options.full:
+        tables.append(levers(store, rates[PODS.learns], found[PODS.name]))
+        tables.append(ablations(store, rates, found))
     store.close()
     (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
     if options.table:
-        tables = [ratio_table(found, baselines, name) for name in ours]
         wanted = goals({name: found[name] for name in baselines})
-        print(*tables, *(effort_table(rows, wanted) for rows in (found, ablated) if rows), sep="\n\n")
+        print(*(ratio_table(found, baselines, name) for name in ours), sep="\n\n", end="\n\n")
+        print(*(effort_table(rows, wanted) for rows in tables), sep="\n\n")
     else:
         print_figures("evidence", {name: figures(found, baselines, name) for name in ours})
 

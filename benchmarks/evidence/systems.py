@@ -53,7 +53,7 @@ def variant(of: System, what: str, *overrides: str) -> System:
 
 
 ELASTIC_PODS = BEYOND[-1]
-ABLATED_ON: tuple[Sequence[int], Sequence[str]] = (range(3), TRACES[2:3])
+ABLATED_ON: tuple[Sequence[int], Sequence[str]] = (range(2), TRACES[2:3])
 """Learning seeds and markets of the ablations."""
 ABLATIONS = {
     SPOTLIGHT: (
@@ -77,3 +77,31 @@ ABLATIONS = {
     ),
 }
 """What is changed of which system; part by part it is timed in benchmarks/sensitivity.py."""
+
+PODS = BASELINES[-1]
+LEVERS_ON = range(1)
+"""Learning seeds of what was tried to learn more from an iteration."""
+
+
+def shape(prompts: int, group: int, made: int) -> System:
+    """Down-sampling with another P, G and R."""
+    sizes = {"data.prompts_per_iteration": prompts, "algo.group_size": group, "algo.rollouts_per_prompt": made}
+    return variant(PODS, f"P={prompts} G={group} R={made}", *(f"{key}={value}" for key, value in sizes.items()))
+
+
+LEVERS = (
+    shape(12, 8, 24),
+    shape(12, 4, 16),
+    shape(24, 4, 8),
+    shape(6, 16, 32),
+    variant(PODS, "1 trained step", "algo.trained_steps=1"),
+    variant(PODS, "4 updates", "algo.updates=4"),
+    variant(PODS, "advantages by the batch's spread", "algo.advantage.spread.path=src.rl.advantages.batch_std"),
+    variant(
+        PODS,
+        "averaged weights evaluated",
+        "algo.ema={_target_: src.rl.ema.EMA, decay: 0.9, every: 1}",
+        "callbacks.evaluate.average=true",
+    ),
+)
+"""Tried at the learning rate of `pods`, P=12 G=8 R=16."""

@@ -92,9 +92,10 @@ def used(points):
     return [(point["iteration"], point["seconds"], point["usd"], point["reward"]) for point in points]
 
 
-@pytest.mark.parametrize(
-    "system", [*systems.SYSTEMS.values(), *chain(*systems.ABLATIONS.values())], ids=lambda system: system.name
-)
+ALL = [*systems.SYSTEMS.values(), *systems.LEVERS, *chain(*systems.ABLATIONS.values())]
+
+
+@pytest.mark.parametrize("system", ALL, ids=lambda system: system.name)
 def test_every_system_is_a_valid_configuration(system):
     run = planned(system, learning_rate=3e-4, seed=1, trace=systems.TRACES[1])
     config = resolved(run.all_overrides)
