@@ -76,16 +76,17 @@ def _request(address: str, path: str, headers: Mapping[str, str], *, timeout_s: 
     """
     connection = HTTPConnection(address, timeout=timeout_s)
     limit: threading.Timer | None = None
+    late = threading.Event()
     try:
         connection.connect()
         # The connection's own timeout starts anew with every byte that trickles in.
-        limit = threading.Timer(timeout_s, _cut, (connection.sock,))
+        limit = threading.Timer(timeout_s, _cut, (connection.sock, late))
         limit.daemon = True
         limit.start()
         connection.request(method, path, headers=dict(headers))
         response = connection.getresponse()
         body = response.read(_MAX_BODY_BYTES).decode("utf-8", "replace")
-        if response.length:  # what is left of a length that was announced
+        if late.is_set() or response.length:  # what is left of a length that was announced
             raise NoAnswer("its answer broke off or is too long")
         return _Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
     except (OSError, HTTPException, ValueError) as error:
@@ -96,7 +97,8 @@ def _request(address: str, path: str, headers: Mapping[str, str], *, timeout_s: 
         connection.close()
 
 
-def _cut(connected: socket.socket) -> None:
+def _cut(connected: socket.socket, late: threading.Event) -> None:
+    late.set()  # first: an answer without a length ends where it is cut
     with suppress(OSError):  # it may be closed by now
         connected.shutdown(socket.SHUT_RDWR)
 

@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,8 +99,10 @@ def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
     else:
         duration_s, last_line = _read_lines(path, data, recording)
     trace = Trace(path.name, duration_s, tuple(recording.changes))
-    if duration_s <= 0 or trace.places == 0:
-        raise TraceError(f"{path}:{last_line}: a trace must last longer than no time and have at least one node")
+    if not 0 < duration_s < math.inf or trace.places == 0:
+        raise TraceError(
+            f"{path}:{last_line}: a trace must last longer than no time, not for ever, and have at least one node"
+        )
     return trace
 
 
@@ -212,7 +215,7 @@ class _DatedCounts:
 
     def row(self, text: str) -> None:
         date, time, count = _fields(text, 3)
-        stamp = datetime.fromisoformat(f"{date} {time}")
+        stamp = datetime.strptime(f"{date} {time}", "%Y-%m-%d %H:%M:%S")  # as it is written there: no zones
         back_s = (self._rows[-1][0] - stamp).total_seconds() if self._rows else 0.0
         if back_s > _BLOCK_OVERLAP_S:
             raise ValueError(f"time runs backwards by {back_s:g} s; up to {_BLOCK_OVERLAP_S:g} s are put right")

@@ -246,6 +246,21 @@ def test_azure_preempts_only_this_machine(stub):
     assert all("metadata: true" in head.lower() for head in stub.heads)
 
 
+def test_a_name_that_broke_off_is_no_name(stub):
+    """An answer without a length is whole only if it ended by itself."""
+
+    def answer(head: str) -> Iterable[bytes]:
+        yield b"HTTP/1.1 200 X\r\n\r\nvm_"
+        time.sleep(1.0)
+
+    stub.answer = answer
+    signs = azure(stub, timeout_s=0.3)
+    with pytest.raises(NoAnswer, match="broke off"):
+        signs.ask(0)
+    stub.answer = paths(NAME, (EVENTS, reply(200, json.dumps({"Events": [event("a")]}))))
+    assert signs.ask(0) == [Sign("a", 30.0)]
+
+
 def test_azure_wants_a_name_and_a_list(stub):
     stub.answer = paths((NAME[0], reply(200, "<html>hi</html>")))
     with pytest.raises(NoAnswer, match="no name of a machine"):
