@@ -200,10 +200,12 @@ class Coordinator:
     def tick(self) -> bool:
         """To be called a few times a second: finds frozen workers and leases that are over. Returns whether there were
         any."""
-        changed = bool(self._do(m.Tick()))
         late = self.now() - self._ticked_s > self._scheduler.heartbeat_timeout_s
         self._ticked_s = self.now()
-        for member in [] if late else self.teams.silence(self.now()):  # late: heartbeats may wait to be heard
+        for member in self._members if late else ():  # this process stood still: whom it has not heard may have spoken
+            self._do(m.Heartbeat(member))
+        changed = bool(self._do(m.Tick()))
+        for member in [] if late else self.teams.silence(self.now()):
             changed = True
             if member not in self._members:
                 self.lost.append(Lost(member, "frozen"))

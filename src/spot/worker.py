@@ -25,8 +25,9 @@ from src.spot.notices import NoticeSource
 
 _TELL_S = 0.1
 """A step without a commit is told at most this often: fast models would send more messages than steps are worth."""
-_LOOK_S = 0.5
-"""How long a watching thread waits for a notice before it looks whether the worker has ended."""
+_LOOK_S = 10.0
+"""How long a watching thread waits for a notice before it looks whether the worker has ended. Long beside the second
+from which on GCP's metadata server is asked to answer when there is one (`clouds.GcpSigns`), short beside a notice."""
 
 
 class Transport(Protocol):
@@ -170,7 +171,7 @@ class Worker:
             self._transport.heartbeat(self.name)
 
     def _watch(self, source: NoticeSource, ended: threading.Event) -> None:
-        while not ended.is_set():
+        while not (ended.is_set() or self._noticed.is_set()):
             notice = source.wait(_LOOK_S)
             if notice is not None and notice.grace_s < math.inf:  # a risk alone is no reason to give work back
                 self.notice = notice

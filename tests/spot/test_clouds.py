@@ -14,8 +14,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from src.core.types import Member
 from src.spot.clouds import AwsSigns, AzureSigns, GcpSigns
+from src.spot.market import Notice
 from src.spot.notices import NoAnswer, Polling, Sign
+from src.spot.worker import Worker
+from tests.spot.fakes import FakeEngine
+from tests.spot.test_worker import Script
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -214,6 +219,32 @@ def test_gcp_sends_no_odd_etag(stub):
     assert all("etag" not in head for head in stub.heads)
 
 
+def test_a_worker_lets_gcp_tell_when_the_value_changes(stub, tmp_path):
+    class Waiting(Script):
+        """Has no work until there is notice."""
+
+        noticed = threading.Event()
+
+        def pull(self, worker):
+            assert self.noticed.wait(5)
+
+        def notice(self, worker, grace_s):
+            super().notice(worker, grace_s)
+            self.noticed.set()
+
+    def answer(head: str) -> Iterable[bytes]:
+        changed = "wait_for_change" in head
+        return [reply(200, "TRUE" if changed else "FALSE", Metadata_Flavor="Google", ETag="a")]
+
+    stub.answer = answer
+    source = Polling(signs=gcp(stub), node="n", interval_s=0.01)
+    transport = Waiting(tmp_path)
+    worker = Worker(member=Member("n", 0), engine=FakeEngine(), transport=transport, notices=[source])
+    worker.run()
+    assert transport.told[1:] == [("notice", "spot-n-0.0", 30.0)]
+    assert worker.notice == Notice("n", 30.0)
+
+
 NAME = ("GET /metadata/instance/compute/name?", reply(200, "VM_1"))
 EVENTS = "GET /metadata/scheduledevents?api-version=2020-07-01 "
 
@@ -251,7 +282,7 @@ def test_a_name_that_broke_off_is_no_name(stub):
 
     def answer(head: str) -> Iterable[bytes]:
         yield b"HTTP/1.1 200 X\r\n\r\nvm_"
-        time.sleep(1.0)
+        yield from trickle(b"1" * 40)
 
     stub.answer = answer
     signs = azure(stub, timeout_s=0.3)

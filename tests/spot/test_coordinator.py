@@ -62,6 +62,12 @@ def join(coordinator: Coordinator, slot: int) -> str:
     return member.name
 
 
+def pass_time(coordinator: Coordinator, clock: Clock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now_s += 1
+        coordinator.tick()
+
+
 def lease_of(coordinator: Coordinator, worker: str):
     assert coordinator.pull(worker)
     return coordinator.granted.pop(worker)
@@ -213,11 +219,24 @@ def test_the_price_of_a_worker_is_that_of_all_its_gpus(tmp_path, clock):
 
 def test_frozen_workers_are_reported(clock, coordinator):
     worker = join(coordinator, 0)
-    clock.now_s += 11
-    coordinator.tick()
+    pass_time(coordinator, clock, 11)
     assert [(lost.worker, lost.reason) for lost in coordinator.lost] == [(worker, "frozen")]
     assert coordinator.workers() == 0
     assert not coordinator.pull(worker)
+
+
+def test_after_standing_still_it_hears_everybody_before_it_calls_anybody_frozen(clock, coordinator):
+    alive, frozen = join(coordinator, 0), join(coordinator, 1)
+    coordinator.tick()
+    clock.now_s += 60
+    coordinator.tick()
+    assert not coordinator.lost
+    coordinator.heartbeat(alive)  # it waited to be heard
+    pass_time(coordinator, clock, 9)
+    assert not coordinator.lost
+    coordinator.heartbeat(alive)
+    pass_time(coordinator, clock, 2)
+    assert [(lost.worker, lost.reason) for lost in coordinator.lost] == [(frozen, "frozen")]
 
 
 def test_a_lease_that_was_not_fetched_is_void_with_its_worker(coordinator):
