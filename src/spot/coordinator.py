@@ -99,6 +99,7 @@ class Coordinator:
         self._members: dict[str, Joined] = {}
         self._noticed: set[str] = set()
         self._expected_s: dict[str, float] = {}
+        self._join_by_s: dict[str, float] = {}  # of those who have not come yet
         self._staff: int | None = None
         self._ticked_s = 0.0
         self._results: dict[RequestKey, SampleResult] = {}
@@ -121,9 +122,11 @@ class Coordinator:
 
     # Workers
 
-    def expect(self, worker: str) -> None:
-        """The worker is wanted from now on: the log tells how long it took to its first lease."""
-        self._expected_s[worker] = self.now()
+    def expect(self, worker: str, within_s: float) -> None:
+        """The worker is wanted from now on: the log tells how long it took to its first lease. Who has not come
+        `within_s` seconds after this was told for the last time is lost."""
+        self._expected_s.setdefault(worker, self.now())
+        self._join_by_s[worker] = self.now() + within_s
 
     def staff(self, workers: int) -> None:
         """So many spot workers live or are still to come, says who starts them."""
@@ -139,6 +142,7 @@ class Coordinator:
         member = joined.member
         self._do(m.Join(member, joined.batch_size, joined.kinds, joined.watched))
         self._members[member.name] = joined
+        self._join_by_s.pop(member.name, None)
         self.record(
             "worker_joined",
             worker=member.name,
@@ -152,6 +156,7 @@ class Coordinator:
     def leave(self, worker: str, reason: str) -> bool:
         """The worker is gone, say those who watch it. Returns whether it was of any use: a member until now, or one
         of a team."""
+        self._join_by_s.pop(worker, None)
         teamed = self.teams.dead(self.now(), worker)
         was_member = bool(self._do(m.Leave(worker, reason)))
         self._explore()
@@ -211,6 +216,11 @@ class Coordinator:
                 self.lost.append(Lost(member, "frozen"))
             elif not self._members[member].watched:  # else the scheduler sees it
                 self._do(m.Leave(member, "frozen"))
+        for worker in [name for name, by_s in self._join_by_s.items() if self.now() > by_s and not late]:
+            changed = True
+            del self._join_by_s[worker]
+            self.lost.append(Lost(worker, "absent"))
+            self._log("worker_failed", worker=worker, error="it did not join in time")
         self._explore()
         return changed
 
@@ -218,6 +228,7 @@ class Coordinator:
 
     def enlist(self, team: str, member: str) -> None:
         """The member is warm, belongs to no group, and waits for a generation with it."""
+        self._join_by_s.pop(member, None)
         self.teams.enlist(self.now(), team, member)
 
     def broken(self, member: str, generation: int) -> None:

@@ -49,6 +49,10 @@ _MAX_FAILURES = 3
 """Workers in one slot that may fail by themselves, one after the other, before it is left empty."""
 _LOOK_S = 0.2
 """How often the fleet looks around, if nothing happens."""
+_BUILD_S = 1800.0
+"""How long a process may take to build its engine: a large model may come from far away."""
+_JOIN_S = 120.0
+"""How long a worker whose engine is built may take to join."""
 _PATIENCE_S = 2.0
 """How long the fleet waits at its end for a coordinator that may be frozen."""
 
@@ -228,7 +232,7 @@ class Fleet:
         life = self._lives[node, number] = self._lives.get((node, number), -1) + 1
         member = Member(node, number, life)
         process = self._spares.popleft() if self._spares else self._process(node)
-        self.host.expect.remote(member.name)
+        call(self.host.expect, member.name, _BUILD_S)
         slot = _Slot(member, process, failures)
         if process.is_ready:
             self._run(slot)
@@ -237,6 +241,7 @@ class Fleet:
 
     def _run(self, slot: _Slot) -> None:
         member = slot.member
+        call(self.host.expect, member.name, _JOIN_S)
         self._slots[slot.process.run(member, self._teams.get((member.node, member.slot)), self.host)] = slot
 
     def _process(self, node: str) -> Process:
@@ -329,13 +334,18 @@ class Fleet:
         for reference, slot in list(self._starting.items()):
             if slot.member.node == node:
                 del self._starting[reference]
+                call(self.host.leave, slot.member.name, "left")
                 if len(self._spares) < self._spares_wanted:
                     self._spares.append(slot.process)
                 else:
                     slot.process.kill()
 
     def _kill_lost(self, losses: Sequence[Lost]) -> None:
-        """Ends processes that the scheduler gave up."""
+        """Ends processes that the coordinator gave up. It is a worker's own fault if it never came."""
+        absent = {lost.worker for lost in losses if lost.reason == "absent"}
+        for slot in [*self._slots.values(), *self._starting.values()]:
+            if slot.member.name in absent:
+                slot.process.kill()
         given_up = {lost.worker for lost in losses if lost.reason in ("frozen", "preempted")}
         for slot in self._slots.values():
             if slot.member.name in given_up:

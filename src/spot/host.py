@@ -98,8 +98,8 @@ class Host:
         """The files of a published policy; see `transfer.Shelf`."""
         return self._shelf.files(self._coordinator.introduce().weights_root, version)
 
-    async def expect(self, worker: str) -> None:
-        self._coordinator.expect(worker)
+    async def expect(self, worker: str, within_s: float) -> None:
+        self._coordinator.expect(worker, within_s)
 
     async def staff(self, workers: int) -> None:
         self._coordinator.staff(workers)

@@ -239,6 +239,25 @@ def test_after_standing_still_it_hears_everybody_before_it_calls_anybody_frozen(
     assert [(lost.worker, lost.reason) for lost in coordinator.lost] == [(frozen, "frozen")]
 
 
+def test_who_never_joins_is_lost(tmp_path, clock, coordinator):
+    coordinator.expect("spot-n-7.0", 100)
+    coordinator.expect("spot-n-8.0", 5)
+    coordinator.expect("spot-n-9.0", 5)
+    coordinator.expect(Member("n", 0).name, 5)
+    join(coordinator, 0)
+    coordinator.enlist("team", "spot-n-8.0")  # follows another one, and is no member
+    for _ in range(4):
+        pass_time(coordinator, clock, 2)
+        coordinator.heartbeat(Member("n", 0).name)
+    assert [(lost.worker, lost.reason) for lost in coordinator.lost] == [("spot-n-9.0", "absent")]
+    coordinator.leave("spot-n-7.0", "left")
+    coordinator.leave("spot-n-9.0", "killed")
+    pass_time(coordinator, clock, 200)
+    assert [lost.worker for lost in coordinator.lost if lost.reason == "absent"] == ["spot-n-9.0"]
+    failed = [event["worker"] for event in events(tmp_path) if event["kind"] == "worker_failed"]
+    assert failed == ["spot-n-9.0"]
+
+
 def test_a_lease_that_was_not_fetched_is_void_with_its_worker(coordinator):
     a, b = join(coordinator, 0), join(coordinator, 1)
     coordinator.publish(V0, "sum", 1, 0.0)

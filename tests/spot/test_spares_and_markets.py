@@ -112,6 +112,26 @@ def test_nobody_waits_for_workers_that_are_not_replaced(tmp_path):
         assert (given_up["request_kind"], given_up["missing"]) == ("explore", len(asked) - len(made))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_spare_that_is_frozen_when_it_is_needed_is_replaced(tmp_path, thaw, monkeypatch):
+    from src.spot import fleet
+    from src.spot.session import ray
+
+    monkeypatch.setattr(fleet, "_JOIN_S", 3.0)
+    with started(tmp_path, commit_every=1, spot_workers=1, spares=1) as run:
+        until(lambda: run.fleet._spares and run.fleet._spares[0].is_ready, within_s=60, what="a spare")
+        ((victim, pid),) = run.pids().items()
+        spare = ray.get(run.fleet._spares[0]._pid)
+        thaw.append(spare)
+        os.kill(spare, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: set(run.pids()) - {victim}, within_s=60, what="another worker")
+        assert [event["worker"] for event in run.events("worker_failed")] == [victim.replace(".0", ".1")]
+        assert list(run.pids()) == [victim.replace(".0", ".2")]
+        assert not os.path.exists(f"/proc/{spare}")
+
+
 class Broken(FakeEngine):
     """Cannot load its weights."""
 
