@@ -125,8 +125,9 @@ def _planner(made: Choices) -> str:
 def _who(who: Timeline, run: Run) -> str:
     if not who.rows:
         return ""
-    note = "One row per worker; a pale band is a live process, hatching is work that was lost with its worker." + (
-        " A spot row is tinted while its node is paid for." if any(row.paid for row in who.rows) else ""
+    note = (
+        "One row per worker; a pale band is a live process, hatching is work that was lost with its worker or cut off."
+        + (" A spot row is tinted while its node is paid for." if any(row.paid for row in who.rows) else "")
     )
     lanes = f"<figure>{work_legend(who.rows)}{named_lanes(who)}<figcaption>{note}</figcaption></figure>"
     beside = f'<div class="beside">{_work_table(who)}{figure(SECONDS, run.curves)}</div>'

@@ -19,7 +19,7 @@ class Span:
     """rollout, eval, audit, explore; for the trainer also train and other phase names."""
     label: str
     lost: bool = False
-    """The worker died, or the lease was taken back, before the work was done."""
+    """The worker died, or the lease was taken or given back, before the work was done."""
 
 
 _KIND_OF_PHASE = {"evaluate": "eval"}
@@ -134,10 +134,13 @@ class _Fold:
             self._row_of[event["worker"]].marks.append(Mark(float(event["time_s"]), "resumed", detail))
 
     def on_lease_done(self, event: Event) -> None:
-        self._end_lease(event["lease"], float(event["time_s"]), lost=False)
+        self._end_lease(event["lease"], float(event["time_s"]))
 
     def on_lease_lost(self, event: Event) -> None:
-        self._end_lease(event["lease"], float(event["time_s"]), lost=True)
+        lost = f", lost: {event.get('committed_steps', 0)} steps committed, {event.get('lost_steps', 0)} to make again"
+        if event.get("reason") == "dropped":
+            lost = ", cut off: nobody waited for them any more"
+        self._end_lease(event["lease"], float(event["time_s"]), lost=lost)
 
     def on_phase(self, event: Event) -> None:
         name = str(event["name"])
@@ -156,7 +159,7 @@ class _Fold:
     def close(self, end_s: float, *, crashed: bool) -> None:
         """Ends all that is open, at the end of the log or at a restart."""
         for lease in list(self._open):
-            self._end_lease(lease, end_s, lost=crashed)
+            self._end_lease(lease, end_s, lost=", lost" if crashed else "")
         for worker in list(self._born_s):
             self._end_life(worker, end_s, "left" if crashed else None)
         for node in list(self._came_s):
@@ -179,14 +182,15 @@ class _Fold:
         if reason is not None:
             row.marks.append(Mark(end_s, reason))
 
-    def _end_lease(self, lease: int, end_s: float, *, lost: bool) -> None:
+    def _end_lease(self, lease: int, end_s: float, *, lost: str = "") -> None:
+        """`lost`: what to say of work that was."""
         granted = self._open.pop(lease, None)
         row = None if granted is None else self._row_of.get(granted["worker"])
         if granted is None or row is None:
             return
         kind = str(granted["request_kind"])
-        label = f"{kind}, iteration {granted['iteration']}, {granted['count']} samples{', lost' if lost else ''}"
-        row.spans.append(Span(float(granted["time_s"]), end_s, kind, label, lost))
+        label = f"{kind}, iteration {granted['iteration']}, {granted['count']} samples{lost}"
+        row.spans.append(Span(float(granted["time_s"]), end_s, kind, label, bool(lost)))
 
 
 def coalesce(spans: Sequence[Span], resolution_s: float) -> list[Span]:

@@ -39,24 +39,27 @@ def test_a_worker_that_returns_continues_its_row() -> None:
             granted(5, 2, "w.0"),
             {"time_s": 5.5, "kind": "notice", "worker": "w.0", "grace_s": 2.0, "requests": 8},
             {"time_s": 5.6, "kind": "notice", "worker": "somebody", "grace_s": 2.0, "requests": 0},
-            over(6, 2, "lease_lost"),
+            over(6, 2, "lease_lost") | {"committed_steps": 16, "lost_steps": 8},
             lost(6, "w.0", "preempted"),
             joined(9, "w.1", 0),
             granted(10, 3, "w.1", "rollout"),
             over(12, 3),
+            granted(13, 4, "w.1"),
+            over(14, 4, "lease_lost") | {"reason": "dropped"},
         ]
     )
     (row,) = who.rows
     assert row.name == "spot a/0"
     assert row.spans == [
         Span(2, 4, "explore", "explore, iteration 3, 8 samples"),
-        Span(5, 6, "explore", "explore, iteration 3, 8 samples, lost", lost=True),
+        Span(5, 6, "explore", "explore, iteration 3, 8 samples, lost: 16 steps committed, 8 to make again", lost=True),
         Span(10, 12, "rollout", "rollout, iteration 3, 8 samples"),
+        Span(13, 14, "explore", "explore, iteration 3, 8 samples, cut off: nobody waited for them any more", lost=True),
     ]
     assert row.marks == [Mark(1, "joined"), Mark(5.5, "notice"), Mark(6, "preempted"), Mark(9, "returned")]
-    assert row.alive == [(1, 6), (9, 12)]
-    assert (row.busy_s(), row.busy_s("explore"), row.alive_s) == (4, 2, 8)
-    assert who.end_s == 12
+    assert row.alive == [(1, 6), (9, 14)]
+    assert (row.busy_s(), row.busy_s("explore"), row.alive_s) == (4, 2, 10)
+    assert who.end_s == 14
 
 
 def test_the_trainer_comes_first_and_workers_in_order() -> None:
