@@ -165,9 +165,9 @@ class Bandit(AnytimePlanner):
         steps, gained, random_variance = self._pending[event.iteration]
         if isinstance(event, Audited):
             self._beliefs.audited(steps, event.pairs)
-        elif gained > 0 and event.rewards_PG:
-            fresh = stats.mean([stats.variance(rewards) for rewards in event.rewards_PG])
-            at_random = random_variance * (1 - 1 / max(map(len, event.rewards_PG)))
+        elif gained > 0 and (groups := [rewards for rewards in event.rewards_PG if len(rewards) > 1]):
+            fresh = stats.mean([stats.variance(rewards) for rewards in groups])  # of a single survivor there is none
+            at_random = random_variance * (1 - 1 / max(map(len, groups)))
             self._beliefs.paid(steps, gained / at_random, fresh / (at_random * self._beliefs.scale(steps)) - 1)
 
     def state_dict(self) -> dict[str, Any]:

@@ -229,6 +229,22 @@ def test_results_of_another_time_change_nothing() -> None:
     assert json.dumps(planner.state_dict()) == before
 
 
+def test_groups_of_which_one_sample_survived_say_nothing() -> None:
+    planner = Bandit(max_seeds_per_prompt=32, seed=0)
+    driver = warmed(planner)
+    driver.iteration(opened(11), training_s=100)
+    before = json.dumps(planner.state_dict())
+    assert driver.planner.handle(driver.now_s, KeptRegenerated(11, ((0.5,), (), (0.25,), (0.5,)))) == []
+    assert json.dumps(planner.state_dict()) == before
+    survivors, alone = [(0.0, 1.0, 0.5, 0.25)] * 3, (0.5,)
+    states = []
+    for groups in (survivors, [*survivors, alone]):
+        planner.load_state_dict(json.loads(before))
+        planner.handle(driver.now_s, KeptRegenerated(11, tuple(groups)))
+        states.append(json.dumps(planner.state_dict()))
+    assert states[0] == states[1] != before
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
