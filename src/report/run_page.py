@@ -34,11 +34,12 @@ EXCERPT = ("seed", "model", "data", "reward", "algo", "explore", "planner", "tra
 
 def page(run: Run) -> str:
     """The whole page for one run."""
+    explores = any(event["kind"] == "explored" and event["results"] for event in run.events)
     body = (
         _headline(run),
         _learning(run),
         images(run.pictures),
-        _charts("Exploration", run, EXPLORATION),
+        _charts("Exploration", run, EXPLORATION) if explores else "",
         _planner(choices(run.events)),
         _who(timeline(run.events), run),
         _charts("Optimisation", run, OPTIMISATION),
