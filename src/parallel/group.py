@@ -102,11 +102,6 @@ class ElasticGroup:
     def size(self) -> int:
         return self._size
 
-    @property
-    def alive(self) -> bool:
-        """Whether no error has been seen yet."""
-        return self._backend is not None
-
     def alltoall_base(
         self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], /
     ) -> ElasticGroup:

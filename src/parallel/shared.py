@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from enum import IntEnum
+from io import BytesIO
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from src.core.protocols import Engine
 from src.core.types import Commit, SampleRequest
@@ -15,6 +19,38 @@ class Part:
 
     requests: tuple[SampleRequest, ...]
     resume: tuple[Commit, ...]
+
+    def pack(self) -> bytes:
+        """For another process: a line of JSON, then the bytes of all arrays. Whoever reads it runs nothing."""
+        arrays: list[bytes] = []
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, bytes):
+                arrays.append(value)
+                return len(value)
+            return {field.name: getattr(value, field.name) for field in fields(value)}
+
+        return json.dumps(self, default=plain).encode() + b"\n" + b"".join(arrays)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Part:
+        """The inverse of `pack`."""
+        rest = BytesIO(packed)
+        part: Part = _rebuilt(cls, json.loads(rest.readline()), rest)
+        return part
+
+
+def _rebuilt(kind: Any, value: Any, arrays: BytesIO) -> Any:
+    """What `plain` JSON stands for, by its type."""
+    if is_dataclass(kind):
+        assert isinstance(kind, type)
+        types = get_type_hints(kind)
+        return kind(**{name: _rebuilt(types[name], each, arrays) for name, each in value.items()})
+    if get_origin(kind) is tuple:
+        return tuple(_rebuilt(get_args(kind)[0], each, arrays) for each in value)
+    if kind is bytes:
+        return arrays.read(value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, IntEnum) else value
 
 
 class EngineOfGroup:

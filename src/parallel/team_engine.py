@@ -12,7 +12,6 @@ two collectives: loading weights, decoding, scoring. Frozen members are found by
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -94,7 +93,7 @@ class ElasticEngine(EngineOfGroup):
 
     def announce(self, requests: Sequence[SampleRequest], *, resume: Sequence[Commit] = ()) -> None:
         if self._group is not None:
-            part = pickle.dumps(Part(tuple(requests), tuple(resume)))
+            part = Part(tuple(requests), tuple(resume)).pack()
             self._first(len(part))
             self._group.broadcast(torch.frombuffer(bytearray(part), dtype=torch.uint8).to(self._device))
 
@@ -111,7 +110,7 @@ class ElasticEngine(EngineOfGroup):
                 continue
             buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
             self._group.broadcast(buffer)
-            part: Part = pickle.loads(buffer.cpu().numpy().tobytes())
+            part = Part.unpack(buffer.cpu().numpy().tobytes())
             prepare(part.requests[0].key.policy)
             self.assist(part.requests, resume=part.resume)
 
