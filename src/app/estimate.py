@@ -6,6 +6,7 @@ No weights are loaded. Models of rewards that share the GPU, CUDA's context and 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +18,33 @@ from src.app.generate import composed
 from src.models.adapter import CACHED_TEXTS
 from src.models.footprint import ARCHITECTURES, Footprint, footprint
 from src.models.pipelines import DTYPES, PipelineSettings
+from src.parallel import plan
 from src.sim.hardware import Hardware
 from src.sim.workload import Iteration
 
 FP32_BYTES = 4
+LARGEST_DEGREE = 4
+"""Of a group of GPUs, that hardware profiles know the speed of."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command `python -m src.estimate`."""
     parser = argparse.ArgumentParser(prog="python -m src.estimate", description=__doc__)
     parser.add_argument("overrides", nargs="+", help="as for train.py: experiment=qwen_image_ocr +hardware=...")
+    parser.add_argument("--gpu-gb", type=float, default=math.inf, help="memory of a GPU")
     options = parser.parse_args(arguments)
-    print("\n".join(lines(composed(options.overrides))))
+    print("\n".join(lines(composed(options.overrides), gpu_bytes=options.gpu_gb * 1e9)))
 
 
-def lines(config: Config) -> list[str]:
+def lines(config: Config, *, gpu_bytes: float = math.inf) -> list[str]:
     """The estimate, a few lines of text."""
     batch, measured = iteration(config), measure(config)
-    return [*memory_of(config, batch, measured).lines(), *duration_lines(config, batch, measured.passes == 2)]
+    memory = memory_of(config, batch, measured)
+    return [
+        *memory.lines(),
+        *duration_lines(config, batch, measured.passes == 2),
+        *degree_lines(config, batch, memory, gpu_bytes),
+    ]
 
 
 def iteration(config: Config) -> Iteration:
@@ -169,6 +179,38 @@ def _images(config: Config, batch: Iteration) -> int:
     """That an iteration makes; `batch.samples` of them are trained on."""
     per_prompt: int = config["algo"]["rollouts_per_prompt"]
     return batch.prompts * per_prompt
+
+
+def degree_lines(config: Config, batch: Iteration, memory: Memory, gpu_bytes: float) -> list[str]:
+    """By how many GPUs a sequence is best shared, if there is a hardware profile and any choice.
+
+    Raises:
+        ConfigError: training fits into `gpu_bytes` at no degree.
+    """
+    gpus: int = config["trainer"]["devices"]
+    shape = plan.Shape(memory.measured.tokens, ARCHITECTURES[config["model"]["path"]].heads)
+    degrees = plan.allowed_degrees(shape, members=gpus, largest=LARGEST_DEGREE)
+    if config["hardware"] is None or degrees == [1]:
+        return []
+    hardware: Hardware = build(config["hardware"], "hardware")
+    training = memory.phases["train"]
+    footprint = plan.Footprint(
+        fixed_bytes=sum(memory.resident.values()) + training["gradients"],
+        activation_bytes=training["activations"] * config["parallel"]["sp_degree"],
+    )
+
+    def best(samples: int) -> int:
+        with refusing("--gpu-gb"):
+            return plan.best_degree(
+                degrees,
+                {degree: 1 / hardware.sp_speedup(degree) for degree in degrees},
+                samples=samples,
+                members=gpus,
+                footprint=footprint,
+                memory_bytes=gpu_bytes,
+            )
+
+    return [f"  fastest sp_degree: {best(_images(config, batch))}; for a single image that everybody waits for {best(1)}"]
 
 
 def _moments(config: Config) -> int:

@@ -42,6 +42,7 @@ class Architecture:
         family: its diffusers classes.
         adapter: its adapter, around the parts that `Family.open` would give.
         blocks: number of its blocks by kind.
+        heads: of each attention.
         transformer: number of blocks by kind -> arguments of the transformer's class.
         vae: arguments of the VAE's class.
         encoder_parameters: of all its text encoders.
@@ -51,6 +52,7 @@ class Architecture:
     family: Callable[[], Family]
     adapter: Callable[..., DiTAdapter]
     blocks: Mapping[str, int]
+    heads: int
     transformer: Callable[[Mapping[str, int]], dict[str, Any]]
     vae: Mapping[str, Any]
     encoder_parameters: int
@@ -317,6 +319,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         family=qwen_image_family,
         adapter=_qwen_image,
         blocks={"double": 60},
+        heads=24,
         transformer=lambda blocks: {"num_layers": blocks["double"]},  # all else are the class's defaults
         vae={},
         encoder_parameters=8_292_166_656,  # Qwen2.5-VL-7B with its vision tower
@@ -326,6 +329,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         family=sd3_family,
         adapter=_sd3,
         blocks={"dual": 13, "single": 11},
+        heads=24,
         transformer=lambda blocks: {
             "sample_size": 128,
             "patch_size": 2,
@@ -349,6 +353,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         family=flux_family,
         adapter=_flux,
         blocks={"double": 19, "single": 38},
+        heads=24,
         transformer=lambda blocks: {
             "num_layers": blocks["double"],
             "num_single_layers": blocks["single"],

@@ -81,10 +81,26 @@ def test_an_iteration_takes_what_the_profile_s_source_says(capsys: pytest.Captur
     """The profile was fitted to 326 s on 4 GPUs, beside the publication of weights."""
     main([QWEN, "+hardware=qwen_image_h100", "parallel=ulysses", "trainer.devices=4"])
     told = capsys.readouterr().out.splitlines()
-    assert told[-2:] == [
+    assert told[-3:] == [
         "512 images on 4 reserved GPUs of qwen_image_h100 without spot workers: 327 s and 3.80 usd per iteration",
         "  seconds: denoising 100, decoding and scoring 60, training 166, publication 1",
+        "  fastest sp_degree: 1; for a single image that everybody waits for 2",
     ]
+
+
+def test_sequences_are_shared_where_memory_asks_for_it() -> None:
+    """1280 x 1280 without gradient checkpointing: 54 GB that sharing leaves as they are, and 169 GB in activations."""
+    config = composed(
+        [
+            *("experiment=qwen_image_ocr", "+hardware=qwen_image_h100_1280", "parallel=ulysses", "trainer.devices=4"),
+            *("model.load.height=1280", "model.load.width=1280", "algo.micro_batch=1"),
+            "model.load.gradient_checkpointing=false",
+        ]
+    )
+    told = [lines(config, gpu_bytes=gigabytes * 1e9)[-1] for gigabytes in (500, 141, 100)]
+    assert [line.partition(";")[0].rpartition(" ")[2] for line in told] == ["1", "2", "4"]
+    with pytest.raises(ConfigError, match=r"--gpu-gb: one sample needs .* at degree 4, memory_bytes is 8e\+10"):
+        lines(config, gpu_bytes=80e9)
 
 
 @pytest.mark.parametrize(
