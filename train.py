@@ -29,6 +29,8 @@ def main(config: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
+        sys.exit()  # under torchrun the first process is the job, which starts all of its ranks
     try:
         main()
     except (Exception, KeyboardInterrupt) as error:  # Hydra's: a misspelt override, a broken YAML file

@@ -201,8 +201,6 @@ def _check_virtual(config: Config) -> None:
 def _check_teams(config: Config) -> None:
     """Refuses spot workers that cannot share the model."""
     degree = config["cluster"]["sp_degree"]
-    if degree > 1 and str(config["cluster"]["device"]).startswith("cuda"):
-        raise ConfigError(f"cluster.sp_degree must be 1 on GPUs: workers of a machine share one so far, got {degree}")
     if config["model"]["compile"] and degree > 1:
         raise ConfigError(f"model.compile cannot be combined with cluster.sp_degree={degree}")
     if degree > _heads(config, degree):
@@ -228,12 +226,16 @@ def _check_notices(config: Config) -> None:
 def _check_ranks(config: Config) -> None:
     """Refuses training ranks that cannot share the model and the batch."""
     parallel, devices, degree = config["parallel"], config["trainer"]["devices"], config["parallel"]["sp_degree"]
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) != devices:
+        raise ConfigError(f"trainer.devices must be torchrun's {os.environ['WORLD_SIZE']} processes, got {devices}")
     if parallel["mesh"] is None:
         for key, value in (("trainer.devices", devices), ("parallel.sp_degree", degree)):
             if value != 1:
                 raise ConfigError(f"{key} must be 1 for one rank (several: parallel=ulysses), got {value}")
-        if parallel["elastic"]:
-            raise ConfigError("parallel.elastic=true needs several ranks (parallel=ulysses), got parallel.mesh=null")
+        deepspeed = config["callbacks"].get("checkpoint", {}).get("deepspeed", False)
+        for key, value in (("parallel.elastic", parallel["elastic"]), ("callbacks.checkpoint.deepspeed", deepspeed)):
+            if value:
+                raise ConfigError(f"{key}=true needs parallel=ulysses, got parallel.mesh=null")
         return
     if parallel["strategy"].get("stage") not in (0, 1, 2):
         raise ConfigError(
@@ -261,8 +263,6 @@ def _check_elastic(config: Config) -> None:
         raise ConfigError(f"parallel.elastic=true needs parallel.strategy.stage=0, got {stage}")
     if devices == 1:
         raise ConfigError("parallel.elastic=true needs ranks that can stand in for one another, got trainer.devices=1")
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise ConfigError("parallel.elastic=true cannot be combined with torchrun, which restarts all ranks itself")
 
 
 def is_virtual(config: Config) -> bool:

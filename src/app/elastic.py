@@ -87,7 +87,8 @@ def _nothing_to_tell() -> str:
 
 
 class Pulse(threading.Thread):
-    """Shows that this process is not frozen, and passes on a SIGTERM: it leaves at the end of the iteration."""
+    """Shows that this process is not frozen, and passes on a SIGTERM: it leaves at the end of the iteration. If all
+    ranks are to leave, they save first, and the job ends."""
 
     def __init__(self, host: Any, member: str, every_s: float) -> None:
         super().__init__(name="pulse", daemon=True)

@@ -30,12 +30,13 @@ from src.app.config import (
     build_market,
     is_joined,
     plan_run,
+    spot_places,
     spot_teams,
 )
 from src.app.errors import Interrupted, JobFailed
 from src.app.processes import TEAM, shared_folder
 from src.app.progress import Progress
-from src.app.ranks import LOOPBACK_ONLY, ElasticRanks, Ranks
+from src.app.ranks import LOOPBACK_ONLY, NCCL_REPORTS, ElasticRanks, Ranks
 from src.app.sinks import Guarded, Sink
 from src.app.summary import Summary, five_lines, write_summary
 from src.core.events import Event, read_jsonl
@@ -47,7 +48,7 @@ from src.spot.notices import Signs
 from src.spot.process import WorkerSettings
 from src.spot.run_log import EVENTS_FILE, News
 from src.spot.scheduler import Scheduler
-from src.spot.session import ClusterError
+from src.spot.session import ClusterError, OwnRay
 
 POLL_S = 0.2
 
@@ -83,19 +84,22 @@ def post_train(config: DictConfig) -> float | None:
         ):
             ranks.send_start(fleet.start())
             _follow(fleet, ranks, terminal, stop)
+            terminal.show(fleet.news(terminal.cursor, 0.0))
             unfinished = terminal.iteration < plan.config["trainer"]["max_steps"]
             failure = ranks.failure()
-            status = "failed" if failure else "interrupted" if stop.name and unfinished else "done"
+            status = "failed" if failure else "interrupted" if terminal.stopped_by and unfinished else "done"
             fleet.record("run_ended", status=status, iteration=terminal.iteration)
             terminal.show(fleet.news(terminal.cursor, 0.0))
     except CoordinatorLost as error:
         raise JobFailed(f"{error}: {plan.resume_hint}") from error
     except ClusterError as error:
-        raise ConfigError(f"cluster.address={plan.config['cluster']['address']}: {error}") from error
+        cluster = plan.config["cluster"]
+        key = f"cluster.address={cluster['address']}" if is_joined(plan.config) else "cluster.sp_degree"
+        raise ConfigError(f"{key}: {error}") from error
     if failure:
         raise failure
     if status == "interrupted":
-        raise Interrupted(f"stopped by {stop.name}; go on with: {plan.resume_hint}")
+        raise Interrupted(f"stopped by {terminal.stopped_by}; go on with: {plan.resume_hint}")
     print(five_lines(terminal.summary, plan.folder))
     reward: float | None = terminal.summary["eval_reward_end"]
     return reward
@@ -127,6 +131,8 @@ class Terminal:
         self._progress = Progress(total=plan.config["trainer"]["max_steps"], ledger=ledger)
         self.cursor = 0
         self.iteration = 0
+        self.stopped_by = ""
+        """The signal after which the job saved and ended."""
         self.summary: Summary = {}
         """The figures of the run, when it has ended."""
 
@@ -147,6 +153,8 @@ class Terminal:
         self.cursor = news.cursor
         for event in news.events:
             self._progress.on_event(event)
+            if event["kind"] == "stop_requested":
+                self.stopped_by = event["signal"]
             if event["kind"] == "evaluated":
                 self._sink.images(event["iteration"], event["images"])
         for row in news.metrics:
@@ -198,7 +206,7 @@ def make_coordinator(config: Config, run: str, folder: Path, iteration: int) -> 
         names = [rank_member(number, incarnation).name for number in range(config["trainer"]["devices"])]
         # Ranks report an error when they next meet the others, after all that they compute by themselves.
         window_s = config["parallel"]["mesh"]["timeout_s"]
-        coordinator.teams.found(TEAM, names, window_s=window_s, joins_after_error=False)
+        coordinator.teams.found(TEAM, names, window_s=window_s, hold_state=True)
     return coordinator
 
 
@@ -215,7 +223,7 @@ def make_engine(config: Config) -> Any:
 
     if config["cluster"].get("sp_degree", 1) == 1:
         return build_worker_engine(config)
-    os.environ.update(LOOPBACK_ONLY)
+    os.environ.update({**LOOPBACK_ONLY, **NCCL_REPORTS})
     return build_team_engine(config)
 
 
@@ -241,6 +249,13 @@ def _fleet(plan: RunPlan) -> Fleet:
     cluster = plan.config["cluster"]
     joined = build_joined(cluster) if is_joined(plan.config) else None
     market = joined.nodes if joined else build_market(plan.config)
+    # Workers that share sequences have a GPU each; others share the first one.
+    own_gpus = not joined and cluster["sp_degree"] > 1 and cluster["device"].startswith("cuda")
+    ranks_on_gpus = plan.config["trainer"]["accelerator"] == "cuda"
+    own_ray = OwnRay(
+        reserved_gpus=plan.config["trainer"]["devices"] if ranks_on_gpus else 0,
+        spot_gpus=spot_places(plan.config) if own_gpus else 0,
+    )
     return Fleet(
         coordinator=partial(
             make_coordinator,
@@ -260,7 +275,7 @@ def _fleet(plan: RunPlan) -> Fleet:
         ),
         spot_workers=cluster["workers_per_node"] if market else cluster["spot_workers"],
         market=market,
-        runs_on=joined,
+        runs_on=joined or own_ray,
         teams={} if joined else spot_teams(plan.config),
         spares=cluster.get("spares", 0),
         respawn=cluster["respawn"],

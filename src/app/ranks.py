@@ -21,6 +21,9 @@ from src.spot.members import rank_member
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """All ranks are on this machine; left to themselves, gloo and NCCL listen on the interface of its host name."""
 
+NCCL_REPORTS = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
+"""Has NCCL report an error where it happens: so no step follows a reduction that failed."""
+
 
 class Ranks:
     """The processes of the training ranks, each in a session of its own, so that Ctrl-C reaches the parent only.
@@ -58,7 +61,8 @@ class Ranks:
             )
 
     def _environment(self) -> dict[str, str]:
-        return dict(os.environ)
+        # Lightning would take what torchrun says of its processes for what is true of ours.
+        return {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
@@ -184,7 +188,7 @@ class ElasticRanks(Ranks):
             self._replace(place)
 
     def _environment(self) -> dict[str, str]:
-        return {**super()._environment(), "TORCH_NCCL_BLOCKING_WAIT": "1"}  # no step after a reduction that failed
+        return {**super()._environment(), **NCCL_REPORTS}
 
     def _replace(self, place: _Place) -> None:
         place.process, place.number, place.code, place.frozen = self._spawn(place.rank, 0), self._next, None, False

@@ -44,8 +44,9 @@ FORM_TIMEOUT_S = 20.0
 """How long ranks that are all there may take to form groups."""
 _LOOK_S = 0.25
 """How often a rank that waits for the others to arrive asks whether they still will."""
-_SAME_RANKS = 3
-"""So many failures in a row of one operation on the same ranks are no matter of ranks: its error is raised."""
+_PATIENCE = 3
+"""A rank that was the first to fail more often than that, while nobody died, is the cause itself: its error is raised.
+The others then go on without it."""
 
 
 class Left(Exception):
@@ -125,6 +126,7 @@ class ElasticWorld:
         self._inside = False
         self._knows = not joins
         self._unsettled = False  # the ranks have changed, and have not compared yet what the next operation is to do
+        self._blamed = 0  # how often this rank was the first to fail, since an operation was done or somebody died
         self._broken_s: float | None = None  # when the recovery began that is not over yet
         self._form_s = self._engine_s = 0.0
         self._checksum = ""
@@ -163,7 +165,6 @@ class ElasticWorld:
     def _run(self, operation: Callable[[], T], changes: Shared | None) -> T:
         self.number += 1
         result: list[T] = []
-        failures, members = 0, self._generation.members
         while True:
             try:
                 if self._unsettled:
@@ -179,10 +180,6 @@ class ElasticWorld:
             except torch.OutOfMemoryError:
                 raise  # other ranks would not help
             except RuntimeError as error:  # torch raises nothing more exact
-                failures = failures + 1 if members == self._generation.members else 1
-                if failures > _SAME_RANKS:
-                    raise
-                members = self._generation.members
                 if self._regroup(error):
                     return result[0]
 
@@ -202,9 +199,9 @@ class ElasticWorld:
 
     def _boundary(self, save: Callable[[], str]) -> str | None:
         leader = self.mesh.snapshot.is_leader
-        if self._say(leader and self._team.boundary(self._generation.number)):
-            raise _Boundary
-        if all(self._gather(self._knows)):
+        if all(self._gather(self._knows)):  # else nobody may leave before the others know
+            if self._say(leader and self._team.boundary(self._generation.number)):
+                raise _Boundary
             return None
         path = self._say(save() if leader else "")
         self._knows = True
@@ -238,19 +235,29 @@ class ElasticWorld:
         self._unsettled = False
 
     def _regroup(self, error: RuntimeError | None) -> bool:
-        """Forms the next generation; returns whether the operation in hand is done on all of its ranks."""
+        """Forms the next generation; returns whether the operation in hand is done on all of its ranks.
+
+        Raises:
+            RuntimeError: `error`, if this rank is its cause.
+        """
         if self._broken_s is None:
             self._broken_s = monotonic_s()
         while True:
-            self._drop()
             if error is not None:
                 log.warning("generation %d is over: %s", self._generation.number, error)
+                self._blamed += self._is_first_to_fail()
+            self._drop()
+            if error is not None:
+                if self._blamed > _PATIENCE:
+                    raise error
                 self._team.broken(self._generation.number)
             generation = self._team.next(self._generation.number)
             if generation is None:
                 raise Left
             if self._knows and self._member not in generation.members[: generation.stayed]:
                 raise RuntimeError(f"the others went on without this rank, and know more by now: {generation}")
+            if {*self._generation.members} - {*generation.members}:
+                self._blamed = 0
             self._generation = generation
             try:
                 self._form()
@@ -259,6 +266,8 @@ class ElasticWorld:
                 break
             except _Boundary:
                 error = None
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as failure:
                 error = failure
         if not done:
@@ -266,6 +275,11 @@ class ElasticWorld:
         self._done_by_all = min(done)
         self._unsettled = True
         return self._done_by_all >= self.number
+
+    def _is_first_to_fail(self) -> bool:
+        """To be asked before the others can see that this rank has failed."""
+        first = self._store.compare_set(f"ranks/{self._generation.number}/failed", "", self._member)
+        return bytes(first).decode() == self._member
 
     def _drop(self) -> None:
         """Leaves all groups, which the others see as an error in their collectives."""
@@ -334,7 +348,7 @@ class ElasticWorld:
             resume_s=monotonic_s() - self._broken_s,
             checksum=self._checksum,
         )
-        self._broken_s = None
+        self._broken_s, self._blamed = None, 0
         log.warning("went on: %s", recovery)
         if self.mesh.snapshot.is_leader:
             self._report(recovery)

@@ -203,8 +203,8 @@ class Coordinator:
         self._explore()
 
     def tick(self) -> bool:
-        """To be called a few times a second: finds frozen workers and leases that are over. Returns whether there were
-        any."""
+        """To be called a few times a second: finds frozen workers, leases that are over, and whether nobody is left who
+        could go on with the training. Returns whether there were any workers or leases of that kind."""
         late = self.now() - self._ticked_s > self._scheduler.heartbeat_timeout_s
         self._ticked_s = self.now()
         for member in self._members if late else ():  # this process stood still: whom it has not heard may have spoken
@@ -221,6 +221,8 @@ class Coordinator:
             del self._join_by_s[worker]
             self.lost.append(Lost(worker, "absent"))
             self._log("worker_failed", worker=worker, error="it did not join in time")
+        if self.teams.is_ending:
+            self.stop("SIGTERM")
         self._explore()
         return changed
 

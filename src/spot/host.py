@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from src.core.clock import monotonic_s
+from src.core.protocols import GroupLost
 from src.core.types import (
     Commit,
     Exploration,
@@ -163,12 +164,22 @@ class Host:
     # The trainer
 
     async def work(self, worker: str, keys: Sequence[RequestKey]) -> Lease | None:
-        """Waits for a lease, or (None) until all keys have their results."""
-        coordinator = self._coordinator
+        """Waits for a lease, or (None) until all keys have their results.
+
+        Raises:
+            GroupLost: the training ranks change. A rank whose own group is intact would see it when all is made, and
+                be given up until then.
+        """
+        coordinator, teams = self._coordinator, self._coordinator.teams
         coordinator.pull(worker)
-        await self._until(lambda: worker in coordinator.granted or coordinator.complete(keys))
+        await self._until(
+            lambda: worker in coordinator.granted or coordinator.complete(keys) or teams.is_broken(worker)
+        )
         coordinator.withdraw(worker)
-        return coordinator.granted.pop(worker, None)
+        lease = coordinator.granted.pop(worker, None)
+        if lease is None and not coordinator.complete(keys):
+            raise GroupLost("an error has ended the generation of this rank")
+        return lease
 
     async def publish(
         self, version: PolicyVersion, checksum: str, size_bytes: int, publish_s: float

@@ -5,12 +5,15 @@ It is told the time with each event (`at_s`) and keeps no clock. Three ways lead
     error      Members whose collective failed drop the group and report. The first report opens a window; who is not
                known to be dead and has not reported when it closes is out all the same. It may join again.
     boundary   A notice or a join waits for the end of the step in hand. Rank 0 asks between two steps (`boundary`) and
-               tells the others over the group, so that all leave it after the same step. Who joins comes in then; with
-               `joins_after_error` after an error, too.
+               tells the others over the group, so that all leave it after the same step. Who joins comes in then, and
+               after an error.
     silence    A member without heartbeats is frozen and counts as dead. Its process has to be ended, or the others'
                collectives wait for their timeout.
 
 A death that nobody reports changes nothing before the next boundary: the others are in no collective.
+
+Members that hold state, as training ranks do, know what nobody else does. Who joins has to be told, so no error lets
+anybody in. And they are never all let go: as long as all who live are under notice, they stay (`is_ending`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class Membership:
         members: of generation 0, in the order of their ranks.
         window_s: see `WINDOW_S`.
         heartbeat_timeout_s: a member that was silent for longer is frozen.
-        joins_after_error: whether an error lets in who waits to join, or just a boundary.
+        hold_state: see the top of this module.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Membership:
         *,
         window_s: float = WINDOW_S,
         heartbeat_timeout_s: float = 10.0,
-        joins_after_error: bool = True,
+        hold_state: bool = False,
     ) -> None:
         for name, value in (("window_s", window_s), ("heartbeat_timeout_s", heartbeat_timeout_s)):
             if value <= 0:
@@ -50,10 +53,11 @@ class Membership:
         self.current = Generation(0, tuple(members), len(members))
         self._window_s = window_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._joins_after_error = joins_after_error
+        self._hold_state = hold_state
         self._heard_s: dict[str, float] = {}
         self._reported: set[str] = set()
-        self._going: set[str] = set()
+        self._leaving: set[str] = set()
+        self._dead: set[str] = set()
         self._coming: list[str] = []
         self._broken_s: float | None = None
         self._admits = False  # whether the next generation lets in who waits to join
@@ -61,7 +65,13 @@ class Membership:
     @property
     def is_changing(self) -> bool:
         """Whether somebody comes or goes: at the next boundary this generation ends."""
-        return bool(self._going or self._coming) or self._broken_s is not None
+        return bool(self._leaving or self._dead or self._coming) or self._broken_s is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the members hold state and are all about to go, and nobody comes: they had better save it."""
+        living = self._living()
+        return self._hold_state and self._leaving.issuperset(living) and bool(living) and not self._coming
 
     @property
     def broken_s(self) -> float | None:
@@ -75,7 +85,7 @@ class Membership:
 
     def includes(self, member: str) -> bool:
         """Whether the member belongs to this generation and has not been lost."""
-        return member in self.current.members and member not in self._going
+        return member in self.current.members and member not in self._leaving | self._dead
 
     # ---------------------------------------------------------------- events
 
@@ -91,25 +101,25 @@ class Membership:
         self.heartbeat(at_s, member)
         if generation == self.current.number and member in self.current.members:
             self._reported.add(member)
-            self._break(at_s, admits=self._joins_after_error)
+            self._break(at_s, admits=not self._hold_state)
 
     def notice(self, at_s: float, member: str) -> None:
-        """The member will be taken away: it stays until the next boundary, and is not in the next generation."""
+        """The member will be taken away: it stays until the next boundary."""
         self.heartbeat(at_s, member)
         self._coming = [other for other in self._coming if other != member]
         if member in self.current.members:
-            self._going.add(member)
+            self._leaving.add(member)
 
     def dead(self, at_s: float, member: str) -> None:
         """The member's process has ended, or will be ended: the others need not wait for its report."""
         self._heard_s.pop(member, None)
         self._coming = [other for other in self._coming if other != member]
         if member in self.current.members:
-            self._going.add(member)
+            self._dead.add(member)
 
     def join(self, at_s: float, member: str) -> None:
         """The member is warm and wants in. If it is listed, its earlier life ended unseen."""
-        if member in self.current.members and member not in self._going:
+        if self.includes(member):
             self.dead(at_s, member)
         self.heartbeat(at_s, member)
         if member not in self._coming:
@@ -123,9 +133,11 @@ class Membership:
         """
         if generation != self.current.number:
             return True
-        if not (self._going or self._broken_s is not None or (admits and self._coming)):
+        staying = self._staying(self._living())
+        all_stay = len(staying) == len(self.current.members)
+        if all_stay and self._broken_s is None and not (admits and self._coming):
             return False
-        self._reported |= set(self.current.members) - self._going
+        self._reported.update(staying)
         self._break(at_s, admits=admits)
         return True
 
@@ -134,7 +146,7 @@ class Membership:
         silent = [
             member
             for member in self.current.members
-            if member not in self._going and at_s - self._heard_s.get(member, at_s) > self._heartbeat_timeout_s
+            if member not in self._dead and at_s - self._heard_s.get(member, at_s) > self._heartbeat_timeout_s
         ]
         for member in silent:
             self.dead(at_s, member)
@@ -144,19 +156,27 @@ class Membership:
 
     def advance(self, at_s: float) -> Generation | None:
         """The next generation, if its time has come. Those who stay keep their order; who joins comes last."""
-        staying = [member for member in self.current.members if member not in self._going]
-        if self.is_changing and not staying:
+        if self.is_changing and not self._living():
             self._break(at_s, admits=True)  # nobody is there who could report or reach a boundary
         if self._broken_s is None:
             return None
-        if not self._reported.issuperset(staying) and at_s < self.due_s:
+        if not self._reported.issuperset(self._staying(self._living())) and at_s < self.due_s:
             return None
-        survivors = [member for member in staying if member in self._reported]
+        survivors = self._staying([member for member in self._living() if member in self._reported])
         admitted = self._coming if self._admits else []
         self.current = Generation(self.current.number + 1, (*survivors, *admitted), len(survivors))
         self._coming = [] if self._admits else self._coming
-        self._reported, self._going, self._broken_s = set(), set(), None
+        self._reported, self._dead, self._broken_s = set(), set(), None
+        self._leaving.intersection_update(self.current.members)
         return self.current
+
+    def _living(self) -> list[str]:
+        return [member for member in self.current.members if member not in self._dead]
+
+    def _staying(self, living: list[str]) -> list[str]:
+        """Those who are to be in the next generation, if no others live."""
+        staying = [member for member in living if member not in self._leaving]
+        return living if self._hold_state and not staying else staying
 
     def _break(self, at_s: float, *, admits: bool) -> None:
         if self._broken_s is None:

@@ -30,6 +30,7 @@ BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 argument of ray.init does."""
 TOKEN = "RAY_AUTH_TOKEN"
 COORDINATOR = "coordinator"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OWN_TOKEN = secrets.token_hex(32)  # one per process: Ray keeps the first that it sees
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -103,16 +104,22 @@ class OwnRay:
 
     Args:
         object_store_bytes: shared memory through which large results pass.
+        reserved_gpus, spot_gpus: if each spot worker is to have a GPU for itself, how many the training ranks have, the
+            first ones of the machine, and how many are needed besides. Ray hands out what is left.
     """
 
-    def __init__(self, *, object_store_bytes: int = 256 * 2**20) -> None:
+    def __init__(self, *, object_store_bytes: int = 256 * 2**20, reserved_gpus: int = 0, spot_gpus: int = 0) -> None:
         self._object_store_bytes = object_store_bytes
+        self._reserved_gpus = reserved_gpus
+        self._spot_gpus = spot_gpus
 
     def check(self) -> Mapping[str, str]:
         return {TOKEN: os.environ.get(TOKEN, _OWN_TOKEN), BEYOND_LOOPBACK: "0"}
 
     def start(self, scratch: Path, variables: Mapping[str, str]) -> str:
         """See `Session.start`; takes seconds."""
+        if self._spot_gpus:
+            variables = {**variables, _VISIBLE: ",".join(self._left())}
         # Ray prints a paragraph for every process that is killed, straight to stdout. Here that is daily business.
         ray._private.worker._worker_logs_enabled = False
         with environ(variables), own_sigterm_handler(), _sigterm_blocked():
@@ -132,8 +139,18 @@ class OwnRay:
             raise RuntimeError(f"Ray listens on {address}, not on loopback: it was imported before src.spot.session")
         return address
 
+    def _left(self) -> list[str]:
+        """The GPUs that are not the ranks'."""
+        gpus = ray._private.accelerators.NvidiaGPUAcceleratorManager
+        count = gpus.get_current_node_num_accelerators()
+        visible = gpus.get_current_process_visible_accelerator_ids() or [str(number) for number in range(count)]
+        left = visible[self._reserved_gpus :]
+        if len(left) < self._spot_gpus:
+            raise ClusterError(f"{self._reserved_gpus} + {self._spot_gpus} GPUs are needed, there are {len(visible)}")
+        return left
+
     def place(self, node: str | None) -> Place:
-        return Place()
+        return Place() if node is None or not self._spot_gpus else Place({"num_gpus": 1})
 
     def stop(self) -> None:
         node = ray._private.worker._global_node

@@ -42,15 +42,13 @@ class Teams:
         """When `advance` is to be called next, if nothing happens before; infinity if it need not."""
         return min((team.due_s for team in self._teams.values()), default=float("inf"))
 
-    def found(
-        self, team: str, members: Sequence[str], *, window_s: float = WINDOW_S, joins_after_error: bool = True
-    ) -> None:
+    def found(self, team: str, members: Sequence[str], *, window_s: float = WINDOW_S, hold_state: bool = False) -> None:
         """A team whose first generation is known before anybody is there. For the arguments see `Membership`."""
         self._teams[team] = Membership(
             members,
             window_s=window_s,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
-            joins_after_error=joins_after_error,
+            hold_state=hold_state,
         )
         self._team_of.update(dict.fromkeys(members, team))
 
@@ -99,6 +97,15 @@ class Teams:
         return silent
 
     # Decisions
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the members of a team that hold state are all about to go."""
+        return any(team.is_ending for team in self._teams.values())
+
+    def is_broken(self, member: str) -> bool:
+        """Whether an error has ended the member's generation, and the next one is not there yet."""
+        return member in self._team_of and self._of(member).broken_s is not None
 
     def is_changing(self, member: str) -> bool:
         """Whether the member's generation ends at its next boundary."""

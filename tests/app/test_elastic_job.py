@@ -87,6 +87,24 @@ def test_ranks_that_nothing_happens_to_train_like_one(tmp_path: Path):
     assert json.loads((run.folder / "summary.json").read_text())["status"] == "done"
 
 
+def test_ranks_that_are_all_told_to_leave_save_first(tmp_path: Path):
+    """And the job goes on from there."""
+    folder = tmp_path / "run"
+    with started(folder, *LONG, "trainer.devices=2") as parent:
+        scratch = scratch_of(parent.pid)
+        wait_for("two iterations", lambda: len(of_kind(folder, "kept")) > 2, timeout_s=400)
+        for pid in ranks_of(scratch).values():
+            os.kill(pid, signal.SIGTERM)
+        assert parent.wait(200) == 130
+        assert parent.stderr is not None
+        assert "stopped by SIGTERM; go on with: " in parent.stderr.read()
+    assert_gone(scratch)
+    reached = Run(folder).checkpoint.state["iteration"]
+    assert reached == len([row for row in Run(folder).metrics if "train/reward" in row])
+    run = train(folder, *ELASTIC, "trainer.devices=2", f"trainer.max_steps={reached + 1}", "ckpt_path=last")
+    assert run.checkpoint.state["iteration"] == reached + 1
+
+
 def test_the_job_fails_when_all_ranks_are_killed(tmp_path: Path):
     folder = tmp_path / "run"
     with started(folder, *LONG, "trainer.devices=2") as parent:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ ULYSSES = "parallel=ulysses"
             (ULYSSES, "trainer.devices=2", "parallel.sp_degree=2", "model.compile=true"),
             "model.compile cannot be combined with parallel.sp_degree=2",
         ),
-        (("parallel.elastic=true",), r"parallel.elastic=true needs several ranks \(parallel=ulysses\)"),
+        (("parallel.elastic=true",), "parallel.elastic=true needs parallel=ulysses"),
+        (("+callbacks.checkpoint.deepspeed=true",), "callbacks.checkpoint.deepspeed=true needs parallel=ulysses"),
         ((ULYSSES, "parallel.elastic=true"), "parallel.elastic=true needs ranks .*, got trainer.devices=1"),
         (
             (ULYSSES, "trainer.devices=2", "parallel.elastic=true", "parallel.strategy.stage=1"),
@@ -48,10 +50,12 @@ def test_wrong_geometry_is_refused(tmp_path: Path, overrides: tuple[str, ...], m
         configuration(tmp_path, *TINY, *overrides)
 
 
-def test_torchrun_cannot_be_combined_with_ranks_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_torchrun_must_have_as_many_processes_as_the_job_has_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    with pytest.raises(ConfigError, match=r"parallel.elastic=true cannot be combined with torchrun"):
-        configuration(tmp_path, *TINY, ULYSSES, "trainer.devices=2", "parallel.elastic=true")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    configuration(tmp_path, *TINY, ULYSSES, "trainer.devices=3")
+    with pytest.raises(ConfigError, match=r"trainer.devices must be torchrun's 3 processes, got 2"):
+        configuration(tmp_path, *TINY, ULYSSES, "trainer.devices=2")
 
 
 @pytest.mark.parametrize("degree", [1, 2])
@@ -59,10 +63,10 @@ def test_right_geometry_is_accepted(tmp_path: Path, degree: int):
     configuration(tmp_path, *TINY, ULYSSES, "trainer.devices=2", f"parallel.sp_degree={degree}")
 
 
-def train(folder: Path, *overrides: str) -> Run:
+def train(folder: Path, *overrides: str, start: Sequence[str] = ("train.py",)) -> Run:
     """Runs `python train.py` without spot workers."""
     quiet = ("planner=none", "explore.sync=race", "cluster.spot_workers=0")
-    command = [sys.executable, "train.py", *TINY, *quiet, f"paths.output_dir={folder}", *overrides]
+    command = [sys.executable, *start, *TINY, *quiet, f"paths.output_dir={folder}", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
@@ -96,6 +100,16 @@ def test_two_ranks_train_like_one(tmp_path: Path, one_rank: Run, devices: int, d
     assert_same_curve(run, one_rank)
     leaders = {event["worker"] for event in run.events("lease_done")}
     assert len(leaders) <= devices // degree, "ranks that share sequences are one worker"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_torchrun_starts_the_job_once(tmp_path: Path, one_rank: Run):
+    two = (ULYSSES, "trainer.devices=2", "parallel.sp_degree=2")
+    run = train(tmp_path / "run", *two, start=("-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"))
+    assert_same_curve(run, one_rank)
+    assert len(run.events("run_started")) == 1
+    assert not [path for path in tmp_path.iterdir() if path != run.folder]
 
 
 @pytest.mark.slow

@@ -52,6 +52,17 @@ def test_two_ranks_on_two_gpus_share_every_sequence(tmp_path: Path):
     assert Run(tmp_path / "run").metric("train/ratio_first") == pytest.approx([1.0] * 2, abs=RATIO)
 
 
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="a GPU for the rank, and one for each of two spot workers")
+def test_two_spot_workers_on_two_gpus_share_every_sequence(tmp_path: Path):
+    teams = ("trainer.accelerator=cuda", "cluster.sp_degree=2", "cluster.spot_workers=2", "cluster.spares=0")
+    done = train(tmp_path / "run", *TINY, EXPLORED, EAGER, *teams, timeout_s=340)
+    assert done.returncode == 0, done.stderr
+    joined = Run(tmp_path / "run").events("worker_joined")
+    assert 2 in {event["gpus"] for event in joined if event["role"] == "spot"}
+
+
 @pytest.mark.parametrize("old_logprob", ["auto", "recompute"])
 def test_an_iteration_on_every_device_is_that_of_the_cpu(tmp_path: Path, device: str, old_logprob: str):
     """Compared where nothing has been trained yet; the CPU takes other batches, to have another arithmetic too."""

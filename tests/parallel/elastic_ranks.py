@@ -44,7 +44,7 @@ class Referee:
     def found(self, members: list[str]) -> None:
         with self._changed:
             self._teams = Teams(heartbeat_timeout_s=FROZEN_S)
-            self._teams.found("ranks", members, window_s=60.0, joins_after_error=False)
+            self._teams.found("ranks", members, window_s=60.0, hold_state=True)
             self.regroups = 0
 
     def next(self, member: str, after: int) -> Generation | None:
@@ -135,6 +135,8 @@ class Story:
     joins_at_s: tuple[float, ...] = ()
     """When processes join, in seconds after the first death."""
     lora: bool = False
+    misfit: int | None = None
+    """A rank that cannot be in a second generation."""
     folder: str = ""
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from src.parallel.elastic import ElasticWorld
 from src.parallel.engine import EngineUpdater, engine_config, expect_equal_weights, prepare_deepspeed, renew_engine
 from src.parallel.families import parallelize
+from src.parallel.mesh import Mesh
 from src.parallel.ulysses import SequenceGroup
 from tests.parallel.elastic_ranks import ALARM, FROZEN_S, Fault, Stage, Story
 from tests.parallel.test_engine import Trained, alone, assert_ranks_agree, assert_same, optimizer_of
@@ -42,6 +43,8 @@ def train(world: ElasticWorld, number: int, story: Story, joins: bool) -> dict[s
     group = SequenceGroup()
     parallelize(trained.transformer, group)
     world.on_change(lambda mesh: group.enter(mesh.sequence))
+    if number == story.misfit:
+        world.on_change(_refuse_a_second_group)
     world.enter()
     known = world.boundary(_nothing) if joins else None
     optimizer = optimizer_of(trained.parameters)
@@ -91,6 +94,21 @@ def train(world: ElasticWorld, number: int, story: Story, joins: bool) -> dict[s
         "snapshot": world.mesh.snapshot,
         "recoveries": world.recoveries,  # type: ignore[attr-defined]
     }
+
+
+def _refuse_a_second_group(mesh: Mesh) -> None:
+    if mesh.snapshot.generation > 0:
+        raise RuntimeError("no memory for another engine")
+
+
+def train_or_give_up(world: ElasticWorld, number: int, story: Story, joins: bool) -> dict[str, Any]:
+    """As `train`; the misfit's outcome is its error."""
+    try:
+        return train(world, number, story, joins)
+    except RuntimeError as error:
+        if number != story.misfit:
+            raise
+        return {"gave up": str(error), "generation": world._generation.number}
 
 
 def _nothing() -> str:
@@ -249,6 +267,18 @@ def test_an_error_that_is_no_matter_of_ranks_is_raised(stage: Stage):
     story = Story(2, 1, UPDATES, tuple(Fault(rank, 1, "always", ALARM) for rank in range(2)))
     with pytest.raises(AssertionError, match="RuntimeError: false alarm"):
         stage.play(story, train, timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.timeout(400)
+def test_a_rank_that_cannot_form_groups_any_more_gives_up_and_the_others_go_on(stage: Stage):
+    story = Story(4, 1, UPDATES, (Fault(3, 1, "reduce"),), misfit=1)
+    results = stage.play(story, train_or_give_up, timeout_s=TIMEOUT_S)
+    misfit = results.pop(1)
+    assert misfit["gave up"] == "no memory for another engine"
+    assert misfit["generation"] == 4, "it has tried four times"
+    assert sorted(results) == [0, 2]
+    check(results, story)
+    assert results[0]["snapshot"].world == 2
 
 
 TRIALS = int(os.environ.get("SPOTLIGHT_TRIALS", "20"))

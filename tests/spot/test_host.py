@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from src.core.events import read_jsonl
+from src.core.protocols import GroupLost
 from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
 from src.spot.coordinator import Coordinator
 from src.spot.host import Host
@@ -247,3 +249,42 @@ def test_a_call_that_two_make_is_made_once(play):
             await host.once(7, "workers", ())
 
     assert len([event for event in play(scene) if event["kind"] == "kept"]) == 1
+
+
+def test_a_rank_that_waits_for_work_hears_that_another_group_broke(play):
+    """It would see it when everything is made, and might be given up until then."""
+
+    async def scene(host: Host) -> None:
+        worker = await join(host, 0)
+        host._coordinator.teams.found("ranks", [worker, "b", "c"], window_s=WAIT_S, hold_state=True)
+        await host.submit(explores[:4])
+        assert await host.work(worker, keys[:4])
+        working = await meanwhile(host.work(worker, keys[:4]))
+        await host.leave("c", "killed")
+        assert not working.done(), "nobody waits for this rank yet"
+        await host.broken("b", 0)
+        with pytest.raises(GroupLost):
+            await working
+        await host.broken(worker, 0)
+        assert (await host.next_generation("ranks", worker, 0)).members == (worker, "b")
+        working = await meanwhile(host.work(worker, keys[:4]))
+        working.cancel()
+
+    play(scene)
+
+
+def test_training_ranks_that_are_all_told_to_leave_are_told_to_save(play):
+    async def scene(host: Host) -> None:
+        host._coordinator.teams.found("ranks", ["a", "b"], hold_state=True)
+        await host.notice("a", math.inf)
+        assert await host.boundary("b", 0)
+        assert (await host.next_generation("ranks", "b", 0)).members == ("b",)
+        assert await host.next_generation("ranks", "a", 0) is None
+        assert not await host.should_stop()
+        await host.notice("b", math.inf)
+        while not await host.should_stop():
+            await asyncio.sleep(0.01)
+        assert not await host.boundary("b", 1), "it has not saved yet"
+
+    (stop,) = (event for event in play(scene) if event["kind"] == "stop_requested")
+    assert stop["signal"] == "SIGTERM"

@@ -61,3 +61,15 @@ def test_a_job_of_its_own_has_a_token_of_its_own(monkeypatch):
     assert len(settings["RAY_AUTH_TOKEN"]) == 64
     assert settings[BEYOND_LOOPBACK] == "0"
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_workers_with_a_gpu_each_get_those_that_the_ranks_leave(monkeypatch):
+    from src.spot.session import OwnRay
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    ray = OwnRay(reserved_gpus=1, spot_gpus=2)
+    assert ray._left() == ["5", "6", "7"]
+    assert ray.place("local").options == {"num_gpus": 1}
+    assert ray.place(None).options == {}
+    with pytest.raises(ClusterError, match=r"3 \+ 2 GPUs are needed, there are 4"):
+        OwnRay(reserved_gpus=3, spot_gpus=2)._left()

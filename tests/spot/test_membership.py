@@ -121,10 +121,11 @@ EVENTS = st.lists(
 )
 
 
-@given(EVENTS)
-def test_any_story(events: list[tuple[str, str, float]]):
-    """Numbers rise by one, nobody is in twice, nobody comes in without having joined, no error leaves it stuck."""
-    group, at_s, joined, seen = Membership(["a", "b", "c"]), 0.0, {"a", "b", "c"}, 0
+@given(EVENTS, st.booleans())
+def test_any_story(events: list[tuple[str, str, float]], hold_state: bool):
+    """Numbers rise by one, nobody is in twice, nobody comes in without having joined, no error leaves it stuck. Members
+    that hold state are never all gone after a boundary."""
+    group, at_s, joined, seen = Membership(["a", "b", "c"], hold_state=hold_state), 0.0, {"a", "b", "c"}, 0
     for kind, member, delay_s in events:
         at_s += delay_s
         match kind:
@@ -143,6 +144,7 @@ def test_any_story(events: list[tuple[str, str, float]]):
         if new is not None:
             assert new.number == seen + 1
             seen = new.number
+            assert new.stayed or not (hold_state and kind == "boundary")
         assert len(set(group.current.members)) == len(group.current.members)
         assert set(group.current.members) <= joined
     for member in group.current.members:
@@ -152,7 +154,7 @@ def test_any_story(events: list[tuple[str, str, float]]):
 
 
 def test_who_waits_to_join_comes_in_at_a_boundary_only_if_the_team_wants_it_so():
-    team = Membership(["a", "b", "c"], joins_after_error=False)
+    team = Membership(["a", "b", "c"], hold_state=True)
     team.join(1.0, "d")
     team.dead(1.1, "c")
     for member in "ab":
@@ -167,7 +169,7 @@ def test_who_waits_to_join_comes_in_at_a_boundary_only_if_the_team_wants_it_so()
 
 def test_a_boundary_right_after_an_error_lets_nobody_in():
     """Some members stand in the middle of a step."""
-    team = Membership(["a", "b"], joins_after_error=False)
+    team = Membership(["a", "b"], hold_state=True)
     team.join(1.0, "c")
     team.broken(1.1, "b", 0)
     assert team.boundary(1.2, 0)
@@ -177,7 +179,47 @@ def test_a_boundary_right_after_an_error_lets_nobody_in():
 
 
 def test_who_waits_finds_nobody_when_all_are_dead():
-    team = Membership(["a"], joins_after_error=False)
+    team = Membership(["a"], hold_state=True)
     team.join(1.0, "b")
     team.dead(1.1, "a")
     assert team.advance(1.1) == Generation(1, ("b",), 0)
+
+
+def test_members_that_hold_state_are_never_all_let_go():
+    """They would take with them what nobody else knows: they stay until it is saved."""
+    team = Membership(["a", "b"], hold_state=True)
+    team.notice(1.0, "a")
+    assert not team.is_ending
+    team.notice(1.1, "b")
+    assert team.is_ending
+    assert not team.boundary(2.0, 0)
+    assert team.advance(9.0) is None
+    team.broken(9.1, "b", 0)
+    team.broken(9.1, "a", 0)
+    assert team.advance(9.1) == Generation(1, ("a", "b"), 2), "an error lets nobody go either"
+    team.dead(9.2, "a")
+    assert team.is_ending
+    assert team.boundary(9.3, 1)
+    assert team.advance(9.3) == Generation(2, ("b",), 1)
+
+
+def test_they_go_when_somebody_has_come():
+    team = Membership(["a", "b"], hold_state=True)
+    team.notice(1.0, "a")
+    team.notice(1.0, "b")
+    team.join(1.1, "c")
+    assert not team.is_ending
+    assert team.boundary(2.0, 0)
+    assert team.advance(2.0) == Generation(1, ("a", "b", "c"), 2), "c has to be told"
+    assert team.boundary(3.0, 1)
+    assert team.advance(3.0) == Generation(2, ("c",), 1)
+
+
+def test_others_are_let_go_at_their_boundary():
+    team = Membership(["a", "b"])
+    team.notice(1.0, "a")
+    team.notice(1.1, "b")
+    assert not team.is_ending
+    assert team.advance(1.2) is None, "they finish the step in hand"
+    assert team.boundary(2.0, 0)
+    assert team.advance(2.0) == Generation(1, ())
