@@ -27,6 +27,7 @@ from src.core.folders import write_whole
 from src.core.stats import mean
 from src.core.types import Blob, PolicyVersion, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
 from src.parallel.elastic import ElasticWorld
+from src.parallel.strategy import UlyssesStrategy
 from src.rl.module import FlowGRPO
 from src.rl.rewards.image_stats import image_statistics
 from src.spot.reaper import JOB_VARIABLE
@@ -155,14 +156,26 @@ class Checkpointing(pl.Callback):
         last: number of the last iteration.
         base: checksum of the model that training started from: the reference policy, which is not saved.
         resume: the checkpoint to go on from.
+        deepspeed: also save in DeepSpeed's own form, in `deepspeed/` beside them; for other programs.
     """
 
-    def __init__(self, *, root: Path, every: int, keep: int, last: int, base: str, resume: Checkpoint | None) -> None:
+    def __init__(
+        self,
+        *,
+        root: Path,
+        every: int,
+        keep: int,
+        last: int,
+        base: str,
+        resume: Checkpoint | None,
+        deepspeed: bool = False,
+    ) -> None:
         if every < 1 or keep < 1:
             raise ValueError(f"callbacks.checkpoint.every and .keep must be at least 1, got {every} and {keep}")
         self._root = root
         self._every = every
         self._keep = keep
+        self._deepspeed = deepspeed
         self._last = last
         self._base = base
         self._resume = resume
@@ -190,6 +203,9 @@ class Checkpointing(pl.Callback):
                 save_s=watch.seconds["save"],
             )
             module.cluster.log_metrics(module.iteration, {"time/save_s": watch.seconds["save"]})
+            if self._deepspeed:
+                cast(UlyssesStrategy, trainer.strategy).save_engine(self._root / "deepspeed", folder.name)
+                module.cluster.lead(lambda: checkpoint.prune(self._root / "deepspeed", keep=self._keep))
         trainer.should_stop = trainer.should_stop or stop
 
     def _save(self, iteration: int, content: Checkpoint) -> tuple[Path, int]:

@@ -47,9 +47,14 @@ def save(root: Path, iteration: int, checkpoint: Checkpoint, *, keep: int) -> Pa
     seal(aside)
     shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
+    prune(root, keep=keep)
+    return target
+
+
+def prune(root: Path, *, keep: int) -> None:
+    """Deletes all but the newest `keep` checkpoints."""
     for old in found(root)[:-keep]:
         shutil.rmtree(old)
-    return target
 
 
 def load(folder: Path) -> Checkpoint:

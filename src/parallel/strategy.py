@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -123,6 +124,11 @@ class UlyssesStrategy(DeepSpeedStrategy):
         )
         self._world.share(self.updater)
         self._world.on_change(self._follow)
+
+    def save_engine(self, folder: Path, name: str) -> None:
+        """Writes what DeepSpeed's `engine.load_checkpoint(folder)` reads on as many ranks. All ranks must call it."""
+        engine: Any = self.model
+        self._world.run(lambda: engine.save_checkpoint(str(folder), tag=name, exclude_frozen_parameters=True))
 
     def _follow(self, mesh: Mesh) -> None:
         """An engine for another mesh."""

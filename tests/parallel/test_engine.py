@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,7 +124,9 @@ def alone(updates: range = range(UPDATES), *, lora: bool = False, poison: int | 
 
 
 @contextmanager
-def engine_updater(rank: Rank, trained: Trained, sp_degree: int, stage: int) -> Iterator[EngineUpdater]:
+def engine_updater(
+    rank: Rank, trained: Trained, sp_degree: int, stage: int, mpu: bool = True
+) -> Iterator[EngineUpdater]:
     """An engine on all ranks of the task."""
     deepspeed = prepare_deepspeed(torch.device("cpu"))
     os.environ["LOCAL_RANK"] = str(rank.rank)
@@ -140,7 +143,7 @@ def engine_updater(rank: Rank, trained: Trained, sp_degree: int, stage: int) -> 
             model_parameters=trained.parameters,
             optimizer=optimizer_of(trained.parameters),
             config=engine_config(stage=stage, grad_clip=0.05),
-            mpu=mesh,
+            mpu=mesh if mpu else None,
             dist_init_required=False,
         )
         yield EngineUpdater(engine=engine, world=FixedWorld(mesh), stage=stage, grad_clip=0.05, warmup_updates=2)
@@ -243,6 +246,33 @@ def test_the_state_of_one_process_is_taken_over_by_two(ranks: RankPool, stage: i
     expected = alone()
     expected["losses"], expected["norms"] = expected["losses"][1:], expected["norms"][1:]
     assert_same(outcomes[0], expected)
+
+
+def saved(rank: Rank, stage: int, folder: str) -> dict[str, Any]:
+    trained = Trained()
+    with engine_updater(rank, trained, 1, stage) as updater:
+        trained.train(updater, range(1))
+        updater._engine.save_checkpoint(folder, tag="here", exclude_frozen_parameters=True)
+        trained.train(updater, range(1, UPDATES))
+        return trained.outcome(updater)
+
+
+def loaded(rank: Rank, stage: int, folder: str) -> dict[str, Any]:
+    """What plain DeepSpeed makes of it, which is told nothing of our mesh."""
+    trained = Trained()
+    with engine_updater(rank, trained, 1, stage, mpu=False) as updater:
+        path, _ = updater._engine.load_checkpoint(folder)
+        assert path is not None
+        trained.train(updater, range(1, UPDATES))
+        return trained.outcome(updater)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_deepspeed_goes_on_from_its_own_checkpoint(ranks: RankPool, stage: int, tmp_path: Path):
+    expected = ranks.run(saved, stage, str(tmp_path), size=2)[0]
+    found = ranks.run(loaded, stage, str(tmp_path), size=2)[0]
+    expected["losses"], expected["norms"] = expected["losses"][1:], expected["norms"][1:]
+    assert_same(found, expected)
 
 
 def test_zero_3_is_refused():
