@@ -110,7 +110,18 @@ def largest_difference(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor
     Relative to the largest element of each tensor of `other`; gradients that vanish but for rounding (below a
     thousandth of the largest of all) are measured against that.
     """
-    largest = [float(b.abs().max()) for b in other]
+    return _largest(one, other, lambda tensor: float(tensor.abs().max()))
+
+
+def largest_rms(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+    """The same of the root mean squares."""
+    return _largest(one, other, lambda tensor: float(tensor.double().square().mean().sqrt()))
+
+
+def _largest(
+    one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], size: Callable[[torch.Tensor], float]
+) -> float:
+    largest = [size(b) for b in other]
     floor = max(largest) / 1000
-    differences = [float((a - b).abs().max()) for a, b in zip(one, other, strict=True)]
+    differences = [size(a - b) for a, b in zip(one, other, strict=True)]
     return max(difference / max(scale, floor) for difference, scale in zip(differences, largest, strict=True))

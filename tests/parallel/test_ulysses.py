@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from src.parallel.families import parallelize
 from src.parallel.ulysses import SequenceGroup, parts
-from tests.parallel.ranks import Rank, RankPool, largest_difference
+from tests.parallel.ranks import Rank, RankPool, largest_difference, largest_rms
 from tests.parallel.tiny_dits import FAMILIES, Inputs, cast, rotary_in
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -33,6 +34,7 @@ def differences(
     text: int,
     dtype: torch.dtype,
     checkpointing: bool = False,
+    difference: Callable[..., float] = largest_difference,
 ) -> tuple[float, float, int]:
     """Largest difference from one process of the output and of the gradients summed over the group."""
     model, inputs = FAMILIES[family](heads, grid, text)
@@ -43,7 +45,7 @@ def differences(
         shared.enable_gradient_checkpointing()
     parallelize(shared, group)
     group.enter(rank.group)
-    with rotary_in(dtype):
+    with rotary_in(torch.promote_types(dtype, torch.float32)):
         expected_output, expected = passes(model, inputs)
         output, gradients = passes(shared, inputs)
     assert expected.keys() >= gradients.keys()
@@ -51,8 +53,8 @@ def differences(
     summed = {name: gradients.get(name, torch.zeros_like(expected[name])) for name in sorted(expected)}
     for gradient in summed.values():
         rank.group.sum(gradient)
-    error = largest_difference(list(summed.values()), [expected[name] for name in summed])
-    return largest_difference([output], [expected_output]), error, len(summed)
+    error = difference(list(summed.values()), [expected[name] for name in summed])
+    return difference([output], [expected_output]), error, len(summed)
 
 
 def assert_equal(results: list[tuple[float, float, int]], dtype: torch.dtype) -> None:
@@ -86,6 +88,16 @@ def test_with_gradient_checkpointing(ranks: RankPool, family: str):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_single_precision(ranks: RankPool, family: str):
     assert_equal(ranks.run(differences, family, 4, (6, 4), 5, torch.float32, size=2), torch.float32)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_half_precision(ranks: RankPool, family: str):
+    """bf16 rounds to 2^-9 of a number, elsewhere on two ranks than on one."""
+    results = ranks.run(differences, family, 4, (6, 4), 5, torch.bfloat16, False, largest_rms, size=2)
+    for output, gradient, count in results:
+        assert count > 20
+        assert output < 2e-2
+        assert gradient < 5e-2
 
 
 @pytest.mark.slow
