@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from src.app import checkpoint
@@ -16,7 +15,7 @@ from src.app.checkpoint import Checkpoint
 from src.app.config import Config
 from src.app.engine import RolloutEngine
 from src.app.processes import TEAM
-from src.core.clock import RunClock, sleep_s
+from src.core.clock import RunClock
 from src.core.protocols import Engine
 from src.parallel.cluster import ElasticCluster
 from src.parallel.elastic import FORM_TIMEOUT_S, ElasticWorld, Recovery
@@ -95,17 +94,9 @@ class Pulse(threading.Thread):
         self._host = host
         self._member = member
         self._every_s = every_s
-        self._leaving = threading.Event()
-        signal.signal(signal.SIGTERM, self._leave)
 
     def run(self) -> None:
-        told = False
         while True:
             self._host.heartbeat.remote(self._member)
-            if self._leaving.is_set() and not told:
-                told = True
+            if signal.sigtimedwait({signal.SIGTERM}, self._every_s) is not None:  # it is blocked in all threads
                 self._host.notice.remote(self._member, math.inf)
-            sleep_s(self._every_s)
-
-    def _leave(self, number: int, frame: FrameType | None) -> None:
-        self._leaving.set()

@@ -68,8 +68,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent decides when to stop, so that a checkpoint is saved
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop, so that a checkpoint is saved
     warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on settings that are chosen on purpose
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     to_parent, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr  # one line tells the parent what went wrong

@@ -17,6 +17,7 @@ from src.app.errors import JobFailed
 from src.app.processes import BAD_INPUT, DONE, LEFT, LOST, free_port
 from src.spot.fleet import Fleet
 from src.spot.members import rank_member
+from src.spot.session import sigterm_blocked
 
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """All ranks are on this machine; left to themselves, gloo and NCCL listen on the interface of its host name."""
@@ -49,7 +50,8 @@ class Ranks:
         world, threads = self._plan.config["trainer"]["devices"], self._plan.config["parallel"]["threads"]
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **LOOPBACK_ONLY}
-        with self._log(rank).open("a", encoding="utf-8") as log:
+        # A SIGTERM to all processes at once is for the parent, or waited for: Lightning would end the rank unsaved.
+        with self._log(rank).open("a", encoding="utf-8") as log, sigterm_blocked():
             return subprocess.Popen(
                 [sys.executable, "-m", "src.app.rank", str(self._plan.folder)],
                 stdin=subprocess.PIPE,

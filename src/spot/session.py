@@ -122,7 +122,7 @@ class OwnRay:
             variables = {**variables, _VISIBLE: ",".join(self._left())}
         # Ray prints a paragraph for every process that is killed, straight to stdout. Here that is daily business.
         ray._private.worker._worker_logs_enabled = False
-        with environ(variables), own_sigterm_handler(), _sigterm_blocked():
+        with environ(variables), own_sigterm_handler(), sigterm_blocked():
             context = ray.init(
                 "local",
                 num_cpus=1,  # our actors take no share of a CPU; for each, Ray would start an idle process
@@ -184,7 +184,7 @@ def own_sigterm_handler() -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_blocked() -> Iterator[None]:
+def sigterm_blocked() -> Iterator[None]:
     """What is started meanwhile, and whatever that starts, never sees a SIGTERM unless it unblocks it.
 
     Batch systems and init send it to all processes of a job at once; Ray and coordinator must outlive it, so that the
