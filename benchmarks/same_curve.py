@@ -6,13 +6,15 @@ Each arm is a `python train.py experiment=tiny_digits` with a spot worker that e
 (explore.sync=await, planner=fixed), so that only the order of sums differs between the arms:
 
 one        one training rank
+rounding   the same with other micro-batches, so that gradients round otherwise: what differs here is no matter of ranks
 shared     two ranks, parallel.sp_degree=2
 elastic    the same with parallel.elastic=true: after a fifth of the iterations a rank is killed with SIGKILL; the other
            one goes on alone, until a new process joins it
 
 Compared with `one` are the held-out rewards of all evaluations and the final weights: how far apart they are, as a part
-of the way that training took from the base weights. Rounding grows with updates, and a seed that ranks otherwise is
-another sample, so they are not equal. Ends with code 1 where they differ by more than the tolerances.
+of the way that training took from the base weights. Rounding grows with updates, and when two seeds change places in a
+ranking, other samples are trained on. Ends with code 1 where arms differ by more than the tolerances. Jobs that are
+done in --out are not run again.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from src.core.events import read_jsonl
 
 REWARD_TOLERANCE = 0.05
 """Of held-out rewards, which lie between 0 and 1."""
-WEIGHT_TOLERANCE = 0.25
-"""Of the distance between final weights, relative to the way from the base weights."""
+WEIGHT_TOLERANCE = 1.5
+"""Of the distance between final weights, relative to that of `rounding`."""
 
 COMMON = (
     "experiment=tiny_digits",
@@ -55,7 +57,12 @@ COMMON = (
     "callbacks.evaluate.images=0",
 )
 SHARED = ("parallel=ulysses", "trainer.devices=2", "parallel.sp_degree=2")
-ARMS: Mapping[str, Sequence[str]] = {"one": (), "shared": SHARED, "elastic": (*SHARED, "parallel.elastic=true")}
+ARMS: Mapping[str, Sequence[str]] = {
+    "one": (),
+    "rounding": ("algo.micro_batch=12",),
+    "shared": SHARED,
+    "elastic": (*SHARED, "parallel.elastic=true"),
+}
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -106,14 +113,15 @@ def main() -> None:
     root = options.out or Path(tempfile.mkdtemp(prefix="same-curve-"))
     root.mkdir(parents=True, exist_ok=True)
     for arm, overrides in ARMS.items():
-        say(f"{arm} ...")
-        kill_after = options.iterations // 5 if arm == "elastic" else None
-        train(arm, (*common, *overrides), root / arm, kill_after=kill_after)
+        if not any(event["status"] == "done" for event in events(root / arm, "run_ended")):
+            say(f"{arm} ...")
+            kill_after = options.iterations // 5 if arm == "elastic" else None
+            train(arm, (*common, *overrides), root / arm, kill_after=kill_after)
         say(f"{arm}: " + " ".join(f"{reward:.3f}" for reward in curve(root / arm)))
     sampler, _ = build_rank_engine(resolved(common))
     reference, way = policy(root / "one"), policy(root / "one") - flat(sampler.adapter.trainable_state())
     figures: dict[str, Any] = {"curve": {arm: curve(root / arm) for arm in ARMS}}
-    for arm in ("shared", "elastic"):
+    for arm in list(ARMS)[1:]:
         rewards = zip(curve(root / arm), curve(root / "one"), strict=True)
         figures[arm] = {
             "reward_difference": max(abs(mine - theirs) for mine, theirs in rewards),
@@ -122,8 +130,9 @@ def main() -> None:
     worlds = [event["world"] for event in events(root / "elastic", "rank_recovered")]
     figures["elastic"]["ranks"] = [2, *worlds]
     print_figures("same_curve", figures)
+    limit = WEIGHT_TOLERANCE * figures["rounding"]["weight_difference"]
     equal = all(
-        figures[arm]["reward_difference"] <= REWARD_TOLERANCE and figures[arm]["weight_difference"] <= WEIGHT_TOLERANCE
+        figures[arm]["reward_difference"] <= REWARD_TOLERANCE and figures[arm]["weight_difference"] <= limit
         for arm in ("shared", "elastic")
     )
     sys.exit(0 if equal and worlds == [1, 2] else 1)
