@@ -210,7 +210,8 @@ def degree_lines(config: Config, batch: Iteration, memory: Memory, gpu_bytes: fl
                 memory_bytes=gpu_bytes,
             )
 
-    return [f"  fastest sp_degree: {best(_images(config, batch))}; for a single image that everybody waits for {best(1)}"]
+    many, one = best(_images(config, batch)), best(1)
+    return [f"  fastest sp_degree: {many}; for a single image that everybody waits for {one}"]
 
 
 def _moments(config: Config) -> int:
