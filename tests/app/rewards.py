@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,3 +30,10 @@ class Brightness:
             raise ScoreError(f"an image is too dark: {mean_B.min():.3f}")
         scores_B: NDArray[np.float32] = (1 + mean_B).astype(np.float32)
         return scores_B
+
+
+def redness(
+    images_BHWC: NDArray[np.uint8], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """The mean of the first channel, in [0, 1]."""
+    return [float(image[..., 0].mean() / 255) for image in images_BHWC]

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from src.app.config import ConfigError, build, build_market, spot_places, spot_teams
 from src.core.types import Prompt
-from src.rl.rewards import clip, geneval
+from src.rl.rewards import clip
 from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
 
 GROUPS = sorted(folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir())
@@ -54,7 +53,7 @@ class Downloaded(SimpleNamespace):
     """Stands in for weights from the hub: every name is built with the arguments of the configuration."""
 
     def __init__(self) -> None:
-        super().__init__(logit_scale=torch.zeros(()), config=SimpleNamespace(num_labels=80))
+        super().__init__(logit_scale=torch.zeros(()))
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: self
@@ -62,10 +61,7 @@ class Downloaded(SimpleNamespace):
 
 @pytest.fixture
 def _hub(monkeypatch):
-    for module in (clip, geneval):
-        monkeypatch.setattr(module, "load_clip", lambda *args: (Downloaded(), Downloaded()))
-    for loader in (transformers.Mask2FormerForUniversalSegmentation, transformers.AutoImageProcessor):
-        monkeypatch.setattr(loader, "from_pretrained", lambda *args, **kwargs: Downloaded())
+    monkeypatch.setattr(clip, "load_clip", lambda *args: (Downloaded(), Downloaded()))
 
 
 def with_option(group: str, option: str) -> DictConfig:
@@ -78,7 +74,7 @@ UNFINISHED = [(group, option) for group, option in OPTIONS if OmegaConf.missing_
 
 def test_only_options_for_the_user_s_own_data_lack_a_value():
     assert ("prices", "table") in UNFINISHED
-    assert {group for group, _ in UNFINISHED} <= {"prices", "data", "experiment"}
+    assert {group for group, _ in UNFINISHED} <= {"prices", "data", "experiment", "reward"}
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
@@ -118,6 +114,13 @@ def test_every_experiment_says_how_to_run_it(experiment):
     text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert any(f"python train.py experiment={experiment}" in line for line in header)
+
+
+def test_a_function_can_be_named_as_the_reward():
+    path = "reward.reward.function.path=tests.app.rewards.redness"
+    section = OmegaConf.to_container(composed("reward=function", path, "paths.output_dir=."), resolve=True)["reward"]
+    reward = build(section["reward"], "reward.reward")
+    assert reward.score(np.full((2, 4, 4, 3), 255, np.uint8), [Prompt(0, ""), Prompt(1, "")]).tolist() == [1.0, 1.0]
 
 
 def test_rewards_can_be_added_up_in_a_configuration():

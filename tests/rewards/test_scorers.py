@@ -15,7 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 from src.core.types import Prompt
 from src.rl.rewards.clip import CLIPModelReward, clip_score, load_clip, pick_score
 from src.rl.rewards.combine import Term, WeightedSum
-from src.rl.rewards.geneval import COLORS, CLIPColors, GenEvalReward, Mask2FormerDetector
+from src.rl.rewards.function import FunctionReward
+from src.rl.rewards.geneval import COLORS, CLIPColors, Mask2FormerDetector, geneval_reward
 from src.rl.rewards.geneval_rules import Found
 from src.rl.rewards.jpeg import JPEGCompressibility, JPEGIncompressibility, jpeg_bytes
 from src.rl.rewards.pool import ProcessPool
@@ -77,10 +78,36 @@ def test_a_pool_scores_as_one_scorer_does_and_survives_a_dead_process():
         with pytest.raises(ScoreError, match="mean: a scorer process died"):
             pool.score(np.full((1, 4, 4, 3), 255, np.uint8), PROMPTS[:1])
         assert pool.score(images(1), PROMPTS).tolist() == Mean().score(images(1), PROMPTS).tolist()
+        pool._timeout_s = 0.5
+        with pytest.raises(ScoreError, match=r"or was silent for 0\.5 s"):
+            pool.score(np.full((1, 4, 4, 3), 254, np.uint8), PROMPTS[:1])
     finally:
         pool.close()
     with pytest.raises(ValueError, match=r"ProcessPool\.processes must be at least 1, got 0"):
         ProcessPool(name="mean", reward=Mean, processes=0)
+
+
+@pytest.mark.timeout(60)
+def test_why_a_scorer_of_a_pool_cannot_be_made_is_told(tmp_path: Path):
+    make = functools.partial(geneval_reward, classes=tmp_path / "classes.txt", detector=str(tmp_path))
+    pool = ProcessPool(name="geneval", reward=make, processes=1)
+    try:
+        with pytest.raises(ValueError, match=r"Mask2Former .* cannot be loaded"):
+            pool.score(images(), PROMPTS)
+    finally:
+        pool.close()
+
+
+def test_a_function_is_a_reward():
+    def longest(images_BHWC, prompts, metadata):
+        return [
+            len(text) + known.get("bonus", 0) + image.max()
+            for image, text, known in zip(images_BHWC, prompts, metadata, strict=True)
+        ]
+
+    reward = FunctionReward(name="longest", function=longest)
+    scores = reward.score(np.zeros((2, 2, 2, 3), np.uint8), [Prompt(0, "ab"), Prompt(1, "a", {"bonus": 5})])
+    assert (reward.name, scores.dtype, scores.tolist()) == ("longest", np.float32, [2.0, 6.0])
 
 
 # ---------------------------------------------------------------- JPEG and OCR
@@ -202,9 +229,8 @@ def test_colours_are_named_from_the_object_s_own_pixels(clip_folder: Path):
 
 
 def test_the_whole_reward_runs_on_random_weights(clip_folder: Path, detector_folder: Path):
-    reward = GenEvalReward(
-        detector=Mask2FormerDetector(model=str(detector_folder), classes=detector_folder / "classes.txt"),
-        colors=CLIPColors(model=str(clip_folder)),
+    reward = geneval_reward(
+        classes=detector_folder / "classes.txt", detector=str(detector_folder), colors=str(clip_folder)
     )
     metadata = {"tag": "colors", "include": [{"class": "cat", "count": 1, "color": "red"}]}
     scores = reward.score(images(), [Prompt(i, "a photo of a red cat", metadata) for i in range(2)])

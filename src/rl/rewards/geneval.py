@@ -74,13 +74,35 @@ class GenEvalReward:
         return float(self._verdict(objects, prompt.metadata, colors_of))
 
 
+def geneval_reward(
+    *,
+    classes: str | Path,
+    detector: str = "facebook/mask2former-swin-small-coco-instance",
+    colors: str = "openai/clip-vit-large-patch14",
+    device: str = "cpu",
+    strict: bool = False,
+) -> GenEvalReward:
+    """The reward with GenEval's own detector (Swin-S, COCO) and CLIP model, or others of their kind.
+
+    Args:
+        classes: see `Mask2FormerDetector`.
+        detector, colors: hub ids or folders of a Mask2Former and of a CLIP model.
+        device: torch device.
+        strict: see `GenEvalReward`.
+    """
+    return GenEvalReward(
+        detector=Mask2FormerDetector(classes=classes, model=detector, device=device),
+        colors=CLIPColors(model=colors, device=device),
+        strict=strict,
+    )
+
+
 class Mask2FormerDetector:
     """Instance segmentation by a Mask2Former of transformers.
 
     Args:
         classes: file of GenEval's names of the detector's classes, one a line, in their order.
-        model: hub id or folder; the default is the detector of GenEval (Swin-S, COCO).
-        revision: on the hub.
+        model: hub id or folder.
         device: torch device.
 
     Raises:
@@ -91,16 +113,13 @@ class Mask2FormerDetector:
         self,
         *,
         classes: str | Path,
-        model: str = "facebook/mask2former-swin-small-coco-instance",
-        revision: str | None = None,
+        model: str,
         device: str = "cpu",
     ) -> None:
         self._device = torch.device(device)
         try:
-            loaded = transformers.Mask2FormerForUniversalSegmentation.from_pretrained(
-                model, revision=revision, use_safetensors=True
-            )
-            self._processor = transformers.AutoImageProcessor.from_pretrained(model, revision=revision)
+            loaded = transformers.Mask2FormerForUniversalSegmentation.from_pretrained(model, use_safetensors=True)
+            self._processor = transformers.AutoImageProcessor.from_pretrained(model)
         except OSError as error:
             raise ValueError(f"Mask2Former {model} cannot be loaded: {str(error).splitlines()[0]}") from error
         self._names = Path(classes).read_text(encoding="utf-8").split("\n")
@@ -134,16 +153,13 @@ class CLIPColors:
     """The colour of an object as CLIP sees it, on grey, cut out by its mask and box.
 
     Args:
-        model: hub id or folder of a CLIP model; the default is GenEval's.
-        revision: on the hub.
+        model: hub id or folder of a CLIP model.
         device: torch device.
     """
 
-    def __init__(
-        self, *, model: str = "openai/clip-vit-large-patch14", revision: str | None = None, device: str = "cpu"
-    ) -> None:
+    def __init__(self, *, model: str, device: str = "cpu") -> None:
         self._device = torch.device(device)
-        self._model, self._processor = load_clip(model, None, revision, self._device)
+        self._model, self._processor = load_clip(model, None, None, self._device)
         self._texts: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()

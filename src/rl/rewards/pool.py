@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 from src.core.types import Prompt
 from src.rl.rewards.reward import Reward, ScoreError
 
-_reward: Reward
-"""The scorer of a pool's process."""
+_reward: Reward | Exception
+"""The scorer of a pool's process, or why there is none."""
 
 
 def _start(make: Callable[[], Reward]) -> None:
     global _reward
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _reward = make()
+    try:
+        _reward = make()
+    except Exception as error:  # told to whoever asks for scores: a process that ends here would say nothing
+        _reward = error
 
 
 def _end_with_parent() -> None:
@@ -33,6 +36,8 @@ def _end_with_parent() -> None:
 
 
 def _score(images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+    if isinstance(_reward, Exception):
+        raise _reward
     return _reward.score(images_BHWC, prompts)
 
 
@@ -40,7 +45,8 @@ class ProcessPool:
     """A reward computed by several processes, each with a scorer of its own. They start at the first call.
 
     A batch is cut into images, so a score never depends on the number of processes. A process that dies or
-    takes too long costs the scores of its batch, which the caller may ask for again, from new processes.
+    takes too long costs the scores of its batch, which the caller may ask for again, from new processes. What
+    the making of a scorer raises is raised by `score`.
 
     Args:
         name: of the scores.
