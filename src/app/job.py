@@ -233,21 +233,23 @@ def make_signs(section: Config) -> Signs:
     return signs
 
 
-def build_joined(cluster: Config) -> JoinedRay:
+def build_joined(config: Config) -> JoinedRay:
     """The Ray cluster that the section `cluster` names."""
+    cluster = config["cluster"]
     return JoinedRay(
         address=cluster["address"],
         label=cluster["label"],
         reserved=cluster["reserved"],
         spot=cluster["spot"],
         timeout_s=cluster["connect_timeout_s"],
+        grace_s=config["market"]["grace_s"],
         gpus_per_worker=int(cluster["device"].startswith("cuda")),
     )
 
 
 def _fleet(plan: RunPlan) -> Fleet:
     cluster = plan.config["cluster"]
-    joined = build_joined(cluster) if is_joined(plan.config) else None
+    joined = build_joined(plan.config) if is_joined(plan.config) else None
     market = joined.nodes if joined else build_market(plan.config)
     # Workers that share sequences have a GPU each; others share the first one.
     own_gpus = not joined and cluster["sp_degree"] > 1 and cluster["device"].startswith("cuda")

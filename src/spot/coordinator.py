@@ -188,9 +188,10 @@ class Coordinator:
 
     def commit(self, worker: str, lease: int, step: int, commits: Sequence[Commit]) -> bool:
         """Takes how far a worker is with a lease, and from where it could go on elsewhere; returns whether it is to go
-        on: somebody still waits for it, and the worker's team stays as it is."""
+        on: somebody still waits for it, the worker is under no notice, and its team stays as it is."""
         self._do(m.Commits(worker, lease, step, commits))
-        return self._scheduler.is_wanted(lease) and not self.teams.is_changing(worker)
+        goes_on = worker not in self._noticed and not self.teams.is_changing(worker)
+        return goes_on and self._scheduler.is_wanted(lease)
 
     def push(self, worker: str, lease: int, results: Sequence[SampleResult], report: WorkReport) -> None:
         """Takes what the worker made under a lease."""

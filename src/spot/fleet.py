@@ -9,8 +9,8 @@ with Fleet(...) as fleet:            # from here on, processes that are started 
 Without a market there is one node, `local`, which is always there. With one, nodes come and go as it says: at a notice
 their workers get SIGTERM and are expected to give their work back; when the grace is over they are killed with SIGKILL;
 when a node returns, its workers are started again. On a Ray cluster of several machines the table of its nodes takes
-the place of the market (src/spot/ray_nodes.py): who is on another machine gets no signal from here, and asks its own
-machine for notices.
+the place of the market (src/spot/ray_nodes.py): who is on another machine gets no signal from here, asks its own
+machine for notices, and hears of others from the coordinator, with its next commit.
 """
 
 from __future__ import annotations

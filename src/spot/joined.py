@@ -34,6 +34,7 @@ class JoinedRay:
         label: the key of the label that tells its nodes apart.
         reserved, spot: the values of it. Nodes with neither are left alone.
         timeout_s: how long to try to reach it.
+        grace_s: what a node is given that Ray drains without a deadline.
         gpus_per_worker: of its node, for each spot worker alone.
     """
 
@@ -45,6 +46,7 @@ class JoinedRay:
         reserved: str,
         spot: str,
         timeout_s: float,
+        grace_s: float,
         gpus_per_worker: int,
     ) -> None:
         self._address = address
@@ -52,8 +54,9 @@ class JoinedRay:
         self._reserved = reserved
         self._spot = spot
         self._timeout_s = timeout_s
+        self._grace_s = grace_s
         self._gpus_per_worker = gpus_per_worker
-        self.nodes = RayNodes(read=self._spot_nodes, drain=drain)
+        self.nodes = RayNodes(read=self._spot_nodes, leaving=self._leaving, drain=drain)
         """Its spot nodes (`market.Nodes`)."""
 
     def check(self) -> Mapping[str, str]:
@@ -114,6 +117,12 @@ class JoinedRay:
             for row in ray.nodes()
             if row["Alive"] and row["Labels"].get(self._label) == self._spot
         ]
+
+    def _leaving(self) -> Mapping[str, float]:
+        """Nodes that are drained, and the seconds that they have left (Ray Train asks in the same way)."""
+        deadlines_ms: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
+        now_s = wall_s()
+        return {id: max(0.0, ms / 1000 - now_s) if ms else self._grace_s for id, ms in deadlines_ms.items()}
 
     def _check_tiers(self) -> None:
         """Refuses to train where a reserved node is wanted and this is none."""

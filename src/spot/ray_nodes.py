@@ -8,13 +8,15 @@ Rules
   again is another node for Ray and for us, also on the same machine.
 - When a worker hears from its machine that this will be taken away, the node has notice: nothing more is started on it,
   and Ray is asked to drain it, so that nobody else's work is put there. It stays so until the node is gone.
+- A node that Ray drains because somebody else asked for it (its autoscaler, KubeRay) has notice, too. One that is
+  drained already when it is seen first is left alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from src.spot.market import Action, Event, Heard, Kill, Missed, Notice, Return, Start, Tick
@@ -35,6 +37,7 @@ class RayNodes:
 
     Args:
         read: the spot nodes that are alive now.
+        leaving: nodes that Ray drains now, by id, and the seconds that they have left.
         drain: asks Ray to put nothing more on a node, which will be gone in so many seconds.
         interval_s: from one look at the table to the next.
     """
@@ -43,12 +46,14 @@ class RayNodes:
         self,
         *,
         read: Callable[[], Sequence[RayNode]],
+        leaving: Callable[[], Mapping[str, float]],
         drain: Callable[[str, float], None],
         interval_s: float = 0.5,
     ) -> None:
         if not 0 < interval_s < math.inf:
             raise ValueError(f"interval_s must be positive and finite, got {interval_s}")
         self._read = read
+        self._leaving = leaving
         self._drain = drain
         self._interval_s = interval_s
         self._up: dict[str, RayNode] = {}
@@ -74,7 +79,7 @@ class RayNodes:
                 return []
             case Start() | Tick() | Missed():
                 self._next_s = now_s + self._interval_s
-                return self._compare(self._read())
+                return self._compare(self._read(), self._leaving())
             case Heard(name, grace_s):
                 if name not in self._up or name in self._noticed:
                     return []
@@ -82,14 +87,24 @@ class RayNodes:
                 self._drain(self._up[name].id, grace_s)
                 return [Notice(name, grace_s)]
 
-    def _compare(self, alive: Sequence[RayNode]) -> list[Action]:
+    def _compare(self, alive: Sequence[RayNode], leaving: Mapping[str, float]) -> list[Action]:
         taken, known = set(self._up), {node.id for node in self._up.values()}
         gone = [name for name, node in self._up.items() if node not in alive]
         for name in gone:
             del self._up[name]
             self._noticed.discard(name)
-        new = [node for node in alive if node.id not in known]
+        warned = {
+            name: leaving[node.id]
+            for name, node in self._up.items()
+            if node.id in leaving and name not in self._noticed
+        }
+        self._noticed |= warned.keys()
+        new = [node for node in alive if node.id not in known | leaving.keys()]
         free = (name for number in itertools.count() if (name := f"node{number}") not in taken)
         came = dict(zip(free, new, strict=False))
         self._up |= came
-        return [*map(Kill, gone), *(Return(name, node.machine) for name, node in came.items())]
+        return [
+            *map(Kill, gone),
+            *(Notice(name, grace_s) for name, grace_s in warned.items()),
+            *(Return(name, node.machine) for name, node in came.items()),
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -17,6 +18,7 @@ from src.app.processes import free_port
 from tests.app.processes import wait_for
 
 LABEL = "ray.io/market-type"
+RAY = str(Path(sys.executable).with_name("ray"))
 STARTS = 4
 STARTED = "Ray runtime started"
 QUICK_DEATH = {
@@ -25,6 +27,19 @@ QUICK_DEATH = {
     "RAY_health_check_failure_threshold": "3",
 }
 """Ray's defaults take 15 seconds to find a node dead."""
+
+
+ASK = """
+import json, sys
+from ray._private.state import GlobalState
+from ray._raylet import GcsClientOptions
+state = GlobalState()
+state._initialize_global_state(
+    GcsClientOptions.create(sys.argv[1], None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+)
+print(json.dumps({row["NodeManagerAddress"]: row["NodeID"] for row in state.node_table() if row["Alive"]}))
+"""
+"""Ray's ids of the living nodes by machine, without becoming a job of the cluster."""
 
 
 class Raylets:
@@ -67,6 +82,23 @@ class Raylets:
             os.killpg(node.pid, signal.SIGKILL)
         node.wait()
 
+    def drain(self, machine: str, deadline_s: int) -> None:
+        """As Ray's autoscaler does when it hears of a preemption."""
+        ids = json.loads(self._run(sys.executable, "-c", ASK, self.address).splitlines()[-1])
+        self._run(
+            RAY,
+            "drain-node",
+            f"--address={self.address}",
+            f"--node-id={ids[machine]}",
+            "--reason=DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message=test",
+            f"--deadline-remaining-seconds={deadline_s}",
+        )
+
+    def _run(self, *command: str) -> str:
+        ran = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=True)
+        return ran.stdout
+
     def _start(self, machine: str, market: str, options: Sequence[str]) -> None:
         """Returns when the node is up. On a busy machine Ray gives up its first start now and then."""
         for _ in range(STARTS):
@@ -83,7 +115,7 @@ class Raylets:
         with log.open("wb") as output:
             self._nodes[machine] = subprocess.Popen(
                 [
-                    str(Path(sys.executable).with_name("ray")),
+                    RAY,
                     "start",
                     "--block",
                     f"--node-ip-address={machine}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +96,61 @@ def test_spot_nodes_are_killed_and_return(raylets, tmp_path):
     made = {e["worker"] for e in log if e["kind"] == "results_accepted"}
     assert {first, f"spot-{names[OTHER_SPOT]}-0.0", *later} <= made
     assert not [e for e in log if e["kind"] in ("worker_failed", "request_failed", "result_rejected")]
+
+
+def test_workers_leave_a_node_that_has_notice(raylets, tmp_path):
+    """One hears it by SIGTERM, and Ray is told; of the other one Ray is told, and the worker hears it from us. Ray then
+    ends the nodes, which have nothing more to do: not before."""
+    folder = tmp_path / "run"
+    overrides = ["trainer.max_steps=100000", "explore.sync=await", "cluster.commit_every=1"]
+    with started(folder, *job(raylets, *overrides)) as parent:
+        scratch = scratch_of(parent.pid)
+        names = wait_for("two nodes at work", lambda: nodes_at_work(folder, {SPOT, OTHER_SPOT}))
+        first, other = (f"spot-{names[machine]}-0.0" for machine in (SPOT, OTHER_SPOT))
+        (pid,) = (e["pid"] for e in events(folder) if e["kind"] == "worker_joined" and e["worker"] == first)
+        os.kill(pid, signal.SIGTERM)
+        wait_for("its end", lambda: lost(folder, first))
+        wait_for("the end of its drained node", lambda: names[SPOT] in gone(folder))
+        raylets.drain(OTHER_SPOT, deadline_s=600)
+        wait_for("the end of the other one", lambda: lost(folder, other))
+        wait_for("the end of its node", lambda: names[OTHER_SPOT] in gone(folder))
+        assert parent.poll() is None
+        for machine in (SPOT, OTHER_SPOT):
+            raylets.kill(machine)  # `ray start --block` is left
+            raylets.start(machine, "spot")
+        later = wait_for("both nodes' return", lambda: returned(folder, {SPOT, OTHER_SPOT}))
+        wait_for("work on both", lambda: all(workers_at_work(folder, name) - {first, other} for name in later))
+        parent.send_signal(signal.SIGINT)
+        _, stderr = parent.communicate(timeout=100)
+    assert parent.returncode == INTERRUPTED, stderr
+    assert_gone(scratch)
+    log = events(folder)
+    graces = {e["worker"]: e["grace_s"] for e in log if e["kind"] == "notice"}
+    assert graces.keys() == {first, other}
+    assert 500 < graces[other] <= 600
+    assert [lost(folder, worker)["reason"] for worker in (first, other)] == ["preempted"] * 2
+    given_back = [e for e in log if e["kind"] == "lease_lost" and e["worker"] in (first, other)]
+    assert all((e["reason"], e["lost_steps"]) == ("preempted", 0) for e in given_back)
+    found = account(log, commit_every=1)
+    assert (found.problems, found.requests_lost, found.requests_twice) == ((), 0, 0)
+    assert not [e for e in log if e["kind"] in ("worker_failed", "request_failed", "result_rejected")]
+
+
+def lost(folder: Path, worker: str) -> dict[str, Any] | None:
+    """How a worker left, if it has."""
+    return next((e for e in events(folder) if e["kind"] == "worker_lost" and e["worker"] == worker), None)
+
+
+def gone(folder: Path) -> list[str]:
+    """Nodes that went."""
+    return [e["node"] for e in events(folder) if e["kind"] == "node_went"]
+
+
+def returned(folder: Path, machines: set[str]) -> list[str] | None:
+    """What machines that came twice are called now, once all have."""
+    names = [(e["machine"], e["node"]) for e in events(folder) if e["kind"] == "node_came"]
+    later = dict(names[len(machines) :])
+    return [later[machine] for machine in sorted(machines)] if set(later) == machines else None
 
 
 def nodes_at_work(folder: Path, machines: set[str]) -> dict[str, str] | None:

@@ -343,6 +343,19 @@ def test_what_is_to_be_behind_rollouts_waits_for_them_and_is_forgotten_with_its_
     assert [e["request_kind"] for e in events(tmp_path) if e["kind"] == "submitted"] == [*kinds, "rollout"]
 
 
+def test_a_worker_hears_with_its_commit_of_a_notice_that_others_had(tmp_path, coordinator):
+    worker = join(coordinator, 0)
+    coordinator.publish(V0, "sum", 1, 0.0)
+    coordinator.submit(requests(RequestKind.ROLLOUT, 2, policy=V0))
+    lease = lease_of(coordinator, worker)
+    assert coordinator.commit(worker, lease.id, 1, ())
+    coordinator.notice(worker, 20.0)
+    assert not coordinator.commit(worker, lease.id, 2, ())
+    coordinator.push(worker, lease.id, (), REPORT)
+    assert not coordinator.pull(worker)
+    assert [event["reason"] for event in events(tmp_path) if event["kind"] == "lease_lost"] == ["preempted"]
+
+
 def test_a_worker_hears_with_its_commit_that_its_exploration_was_cut_off(tmp_path, coordinator):
     worker = join(coordinator, 0)
     coordinator.publish(V0, "sum", 1, 0.0)

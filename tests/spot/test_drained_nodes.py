@@ -15,7 +15,7 @@ from tests.spot.test_spares_and_markets import started
 @pytest.mark.timeout(300)
 def test_a_notice_to_one_worker_is_a_notice_to_its_node(tmp_path):
     alive, drained = [RayNode("a", "10.0.0.1")], []
-    nodes = RayNodes(read=lambda: list(alive), drain=lambda id, grace_s: drained.append((id, grace_s)))
+    nodes = RayNodes(read=lambda: list(alive), leaving=dict, drain=lambda id, grace_s: drained.append((id, grace_s)))
     with started(tmp_path, commit_every=1, engine=make_engine, spot_workers=2, market=nodes) as run:
         workers = run.both_workers()
         os.kill(workers["spot-node0-0.0"], signal.SIGTERM)

@@ -15,7 +15,13 @@ def joined(address: str = "auto", timeout_s: float = 0.1):
     from src.spot.joined import JoinedRay
 
     return JoinedRay(
-        address=address, label="tier", reserved="reserved", spot="spot", timeout_s=timeout_s, gpus_per_worker=0
+        address=address,
+        label="tier",
+        reserved="reserved",
+        spot="spot",
+        timeout_s=timeout_s,
+        grace_s=30.0,
+        gpus_per_worker=0,
     )
 
 

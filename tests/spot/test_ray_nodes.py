@@ -21,7 +21,12 @@ class Table:
         self.alive = list(alive)
         self.reads = 0
         self.drained: list[tuple[str, float]] = []
-        self.nodes = RayNodes(read=self.read, drain=lambda id, grace_s: self.drained.append((id, grace_s)))
+        self.leaving: dict[str, float] = {}
+        self.nodes = RayNodes(
+            read=self.read,
+            leaving=lambda: self.leaving,
+            drain=lambda id, grace_s: self.drained.append((id, grace_s)),
+        )
 
     def read(self) -> list[RayNode]:
         self.reads += 1
@@ -80,9 +85,21 @@ def test_a_node_that_has_notice_is_drained_and_counts_no_more():
     assert sorted(table.nodes.nodes) == ["node0", "node1"]
 
 
+def test_a_node_that_somebody_else_drains_has_notice():
+    table = Table(A, B)
+    table.nodes.handle(0.0, Start())
+    table.leaving = {"b": 20.0, "c": 5.0}
+    assert table.tick(1.0, A, B, C) == [Notice("node1", 20.0)], "and one that leaves already does not count"
+    assert (table.nodes.nodes, table.drained) == (["node0"], [])
+    table.leaving = {"b": 19.0}
+    assert table.nodes.handle(1.5, Heard("node1", 18.0)) == []
+    assert table.tick(2.0, A, B) == []
+    assert table.tick(3.0, A) == [Kill("node1")]
+
+
 def test_the_interval_is_positive():
     with pytest.raises(ValueError, match=r"interval_s must be positive and finite, got 0"):
-        RayNodes(read=list, drain=lambda id, grace_s: None, interval_s=0)
+        RayNodes(read=list, leaving=dict, drain=lambda id, grace_s: None, interval_s=0)
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdef"))))
