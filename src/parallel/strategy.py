@@ -44,8 +44,12 @@ class LocalStrategy(SingleDeviceStrategy):
         )
 
 
-class _AnyBatch(DeepSpeedPrecision):
-    """Leaves batches as they are: ours hold prompts, no tensors, and are frozen, which the parent refuses."""
+class _AsTheyAre(DeepSpeedPrecision):
+    """Leaves the model as it is: a frozen one is in bf16 below an adapter in fp32, and the parent would make all of it
+    fp32. Leaves batches as they are: ours hold prompts, no tensors, and are frozen, which the parent refuses."""
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        return module
 
     def convert_input(self, data: Any) -> Any:
         return data
@@ -113,7 +117,7 @@ class UlyssesStrategy(DeepSpeedStrategy):
         self._deepspeed.init_distributed(dist_init_required=False, verbose=False)
 
     def setup(self, trainer: pl.Trainer) -> None:
-        self.precision_plugin = _AnyBatch(self.precision_plugin.precision)  # type: ignore[arg-type]
+        self.precision_plugin = _AsTheyAre(self.precision_plugin.precision)  # type: ignore[arg-type]
         super().setup(trainer)
         self.updater = EngineUpdater(
             engine=self.model,

@@ -1,4 +1,7 @@
-"""The experiments of published models, two iterations each, with tiny random weights in their place."""
+"""The experiments of published models, two iterations each, with tiny random weights in their place.
+
+First in one process; then, for each family, as a whole job whose two ranks share every sequence.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import json
 from pathlib import Path
 
 import diffusers
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from src.app import generate
+from tests.app import processes
 from tests.app.runs import ROOT, Run, run_inline
 from tests.models import published
 from tests.rewards.tiny_weights import save_clip, save_detector
@@ -56,8 +63,8 @@ def overrides(experiment: str, weights: Path) -> list[str]:
     chosen = [f"model.path={weights / FAMILY[experiment]}", f"+reward.judge.model={weights / 'clip'}"]
     if experiment.endswith("geneval"):
         chosen += [
-            f"+reward.reward.detector.model={weights / 'detector'}",
-            f"+reward.reward.colors.model={weights / 'clip'}",
+            f"+reward.reward.reward.detector={weights / 'detector'}",
+            f"+reward.reward.reward.colors={weights / 'clip'}",
         ]
     if experiment.endswith("ocr"):
         chosen += ["reward.reward.processes=1", f"+reward.judge.processor={weights / 'clip'}"]
@@ -90,6 +97,52 @@ def test_an_experiment_runs_and_its_adapter_loads_in_plain_diffusers(
     assert first or experiment.startswith("qwen")  # random images all read as nothing: equal rewards teach nothing
     assert first == pytest.approx([1.0] * len(first), abs=1e-5)
     check_export(run, weights / FAMILY[experiment])
+
+
+def preferring(weights: Path, reward: str, section: str) -> list[str]:
+    """A reward that differs between images of random weights, which all read as nothing: PickScore."""
+    clip, judge = weights / "clip", f"+reward.judge.model={weights / 'clip'}"
+    return [f"reward={reward}", f"+{section}.model={clip}", f"+{section}.processor={clip}", judge]
+
+
+SHARED = {
+    "qwen_image_ocr": ("ocr_and_pickscore", "reward.reward.terms.pick_score.reward"),
+    "sd3_geneval": ("pickscore", "reward.reward"),
+    "flux_pickscore": ("pickscore", "reward.reward"),
+}
+"""An experiment of each family, and what it is rewarded for here."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("experiment", SHARED)
+def test_two_ranks_that_share_sequences_train_each_family(tmp_path: Path, weights: Path, experiment: str) -> None:
+    """A job with a spot worker that explores, an adapter that plain diffusers loads, and images before and after."""
+    base = weights / FAMILY[experiment]
+    chosen = [f"model.path={base}", *preferring(weights, *SHARED[experiment])]
+    if experiment.endswith("ocr"):
+        chosen += ["reward.reward.terms.ocr.reward.processes=1"]
+    if experiment == "flux_pickscore":
+        chosen += [f"data.task.{which}={weights / 'train.txt'}" for which in ("train", "heldout")]
+    ranks = ("parallel=ulysses", "trainer.devices=2", "parallel.sp_degree=2")
+    workers = ("cluster.spot_workers=1", "cluster.spares=0", processes.EAGER)
+    folder = tmp_path / "run"
+    done = processes.train(folder, f"experiment={experiment}", *SMALL, *chosen, *ranks, *workers, timeout_s=800)
+    assert done.returncode == 0, done.stderr
+    run = Run(folder)
+    reserved = [event for event in run.events("worker_joined") if event["role"] == "reserved"]
+    assert [" sp2 " in event["fingerprint"] for event in reserved] == [True], "two ranks are one worker"
+    assert run.metric("explore/explored") == [6]
+    assert run.metric("train/failed_samples") == [0, 0]
+    first = run.metric("train/ratio_first")
+    assert first == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert any(tensor.abs().max() > 0 for name, tensor in run.policy.items() if "lora_B" in name), "it was trained"
+    check_export(run, base)
+    pictures = tmp_path / "pictures"
+    generate.main(["--run", str(folder), "--prompt", published.PROMPTS[0], "--steps", "2", "--out", str(pictures)])
+    both = np.asarray(Image.open(pictures / "000_seed0.png"))
+    assert both.shape == (32, 2 * 48 + generate.GAP, 3)
+    assert not np.array_equal(both[:, :48], both[:, -48:]), "before and after"
 
 
 def check_export(run: Run, base: Path) -> None:
