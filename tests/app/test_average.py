@@ -74,8 +74,8 @@ def test_workers_know_it_as_a_version_before_the_weights(runs: tuple[Run, Run]) 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "ranks",
-    [("parallel.sp_degree=2",), ("parallel.sp_degree=1", "parallel.strategy.stage=1"), ("parallel.elastic=true",)],
-    ids=["shared sequences", "shared batches", "elastic"],
+    [("parallel.sp_degree=2",), ("parallel.sp_degree=1", "parallel.strategy.stage=1")],
+    ids=["shared sequences", "shared batches"],
 )
 def test_several_ranks_evaluate_it_and_train_on(tmp_path: Path, ranks: tuple[str, ...]) -> None:
     """Every rank makes its part of the held-out images with the average, and has its own weights back afterwards."""
