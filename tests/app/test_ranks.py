@@ -125,6 +125,20 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", [0, 2])
+def test_checkpoints_in_deepspeeds_own_form_lie_beside_ours(tmp_path: Path, stage: int):
+    ranks = (ULYSSES, "trainer.devices=2", "parallel.sp_degree=2", f"parallel.strategy.stage={stage}")
+    run = train(tmp_path / "run", *ranks, "+callbacks.checkpoint.deepspeed=true", "callbacks.checkpoint.keep=1")
+    folder = run.folder / "checkpoints" / "deepspeed"
+    assert (folder / "latest").read_text() == "iteration_000002"
+    assert [path.name for path in folder.glob("iteration_*")] == ["iteration_000002"]
+    parts = {path.name.partition("_mp_rank")[0] for path in (folder / "iteration_000002").glob("*_states.pt")}
+    assert len(parts) == (3 if stage else 1), "of the model, and of each rank's part of the optimizer"
+    assert run.checkpoint.state["iteration"] == 2
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_all_servers_of_a_job_with_two_ranks_listen_on_loopback(tmp_path: Path):
     """The ranks' store, and what gloo listens on, too."""
