@@ -150,9 +150,9 @@ class NotedFleet(Fleet):
         self.started_s: dict[Process, float] = {}
         self.told_s: dict[str, float] = {}
 
-    def _process(self) -> Process:
+    def _process(self, node: str) -> Process:
         at_s = monotonic_s()
-        process = super()._process()
+        process = super()._process(node)
         self.started_s[process] = at_s
         return process
 
