@@ -32,7 +32,8 @@ def quoted(file: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("experiment", FAMILY)
 def test_headers_quote_what_the_command_prints(experiment: str) -> None:
     commands = quoted(ROOT / "conf" / "experiment" / f"{experiment}.yaml")
-    assert len(commands) == (1 if experiment.startswith("sd3") else 2)
+    assert len(commands) == (3 if experiment.startswith("flux") else 2)
+    assert any("model.load.height=1280" in command for command in commands)
     for command, output in commands.items():
         assert f"experiment={experiment}" in command
         assert lines(composed(command.split())) == output
