@@ -1,9 +1,11 @@
 """Our all-to-all path against DeepSpeed's and diffusers', on gloo processes of this machine.
 
-    python -m benchmarks.ulysses --ranks 2 --tokens 1024 6400
+python -m benchmarks.ulysses --ranks 2 --tokens 1024 6400
+python -m benchmarks.ulysses --quick
 
 Attention of one layer, forward and backward, at equal geometry and with the same SDPA inside: the best of several
-rounds' medians. All three must agree.
+rounds' medians, the bytes that a rank hands to all-to-alls, and the bytes that it keeps for the backward pass. `alone`
+is the same attention without other ranks. All four must agree.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.output import print_figures, say
+from src.app.processes import free_port
 from src.core.clock import monotonic_s
 from src.parallel.ulysses import SequenceGroup
 
@@ -66,6 +72,37 @@ def measure(attention: Callable[[Tensor, Tensor, Tensor], Tensor], qkv: list[Ten
     return statistics.median(seconds)
 
 
+class Exchanged(TorchDispatchMode):
+    """Counts the bytes of what is handed to all-to-alls, whichever of torch's interfaces they come through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().startswith("c10d::alltoall_base_"):
+            self.bytes += args[1].nbytes  # after the output
+        elif func.name().startswith("_c10d_functional::all_to_all_single"):
+            self.bytes += args[0].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def footprint(attention: Callable[[Tensor, Tensor, Tensor], Tensor], qkv: list[Tensor]) -> dict[str, int]:
+    """Bytes that are exchanged, forward and backward, and kept between the two."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with Exchanged() as exchanged:
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = attention(*qkv)
+        output.sum().backward()
+    return {"exchanged_bytes": exchanged.bytes, "kept_bytes": sum(kept.values())}
+
+
 def rank_main(rank: int, arguments: argparse.Namespace, port: int, results: Any) -> None:
     os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
@@ -87,6 +124,9 @@ def rank_main(rank: int, arguments: argparse.Namespace, port: int, results: Any)
         qkv = [torch.randn(shape, requires_grad=True) for _ in range(3)]
         expected = None
         row: dict[str, Any] = {"tokens": tokens}
+        whole = [torch.randn(arguments.batch, tokens, HEADS, WIDTH, requires_grad=True) for _ in range(3)]
+        alone = footprint(ours(SequenceGroup(), tokens), whole)
+        sizes = {name: footprint(way, qkv) for name, way in ways.items()}
         for _ in range(arguments.rounds):  # in turns, since the machine's speed drifts
             for name, way in ways.items():
                 output = way(*qkv).detach()
@@ -94,7 +134,16 @@ def rank_main(rank: int, arguments: argparse.Namespace, port: int, results: Any)
                 assert torch.allclose(output, expected, atol=1e-5), name
                 row.setdefault(name, []).append(measure(way, qkv, arguments.repeats))
         if rank == 0:
-            results.put({name: min(value) if isinstance(value, list) else value for name, value in row.items()})
+            best = {name: min(row[name]) for name in ways}
+            results.put(
+                {
+                    "tokens": tokens,
+                    "ours_over_best_ratio": best["ours"] / min(best["deepspeed"], best["diffusers"]),
+                    "kept_over_alone_ratio": sizes["ours"]["kept_bytes"] / alone["kept_bytes"],
+                    "alone": alone,
+                    **{name: {"seconds": best[name], **sizes[name]} for name in ways},
+                }
+            )
     dist.barrier()
     os._exit(0)
 
@@ -106,9 +155,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="few tokens, once: a test")
     arguments = parser.parse_args()
-    from src.app.processes import free_port
-
+    if arguments.quick:
+        arguments.tokens, arguments.repeats, arguments.rounds = [64], 1, 1
     context = multiprocessing.get_context("spawn")
     results, port = context.SimpleQueue(), free_port()
     processes = [
@@ -118,14 +168,11 @@ def main() -> None:
         process.start()
     for process in processes:
         process.join()
+    rows = []
     while not results.empty():
-        row = results.get()
-        print(
-            "  ".join(
-                f"{name} {value * 1e3:.1f} ms" if isinstance(value, float) else f"{name} {value}"
-                for name, value in row.items()
-            )
-        )
+        rows.append(results.get())
+        say(str(rows[-1]))
+    print_figures("ulysses", {"ranks": arguments.ranks, "batch": arguments.batch, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -144,3 +144,16 @@ def test_fidelity_compares_a_real_and_a_virtual_job() -> None:
     assert 0 < found["virtual"]["idle_share"] < 1
     assert 0 < found["real"]["idle_share"]["mean"] < 1
     assert found["virtual"]["explored"] == found["real"]["explored"]["mean"] == 2 * 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ulysses_measures_time_and_bytes_of_three_ways() -> None:
+    found = line_of("benchmarks.ulysses", "--quick")
+    (row,) = found["rows"]
+    qkv_bytes = 4 * 64 // 2 * 12 * 32  # fp32, of one rank
+    # Three inputs and the output, forward and backward.
+    assert row["ours"]["exchanged_bytes"] == row["deepspeed"]["exchanged_bytes"] == 2 * 4 * qkv_bytes
+    assert row["diffusers"]["exchanged_bytes"] == 2 * 4 * qkv_bytes
+    assert 0.4 < row["kept_over_alone_ratio"] < 1
+    assert all(row[way]["seconds"] > 0 for way in ("ours", "deepspeed", "diffusers"))
