@@ -133,7 +133,7 @@ def test_sensitivity_times_the_system_and_the_baseline(moved: str) -> None:
     assert as_it_is["moved"] == "as it is"
     assert as_it_is["seconds_ratio"] > 1
     assert as_it_is["seeds"] > 8
-    assert other["seconds"] != as_it_is["seconds"]
+    assert (other["seconds"] != as_it_is["seconds"]) == (moved == "design")  # 4 GPUs have no overhead of more
 
 
 @pytest.mark.slow
