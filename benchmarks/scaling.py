@@ -105,9 +105,9 @@ def measure(workers: int, iterations: int) -> dict[str, Any]:
         cluster = VirtualCluster(
             timeline=timeline, coordinator=coordinator, fleet=fleet, durations=durations, samples=samples
         )
-        SyntheticJob(seed=0, prompts=prompts, group_size=GROUP, steps=STEPS, iterations=iterations, explores=True).run(
-            cluster
-        )
+        SyntheticJob(
+            seed=0, prompts=prompts, rollouts_per_prompt=GROUP, steps=STEPS, iterations=iterations, explores=True
+        ).run(cluster)
         coordinator.shutdown()
         lines = sum(1 for _ in (folder / "events.jsonl").open())
     row = {

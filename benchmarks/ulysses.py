@@ -4,8 +4,8 @@ python -m benchmarks.ulysses --ranks 2 --tokens 1024 6400
 python -m benchmarks.ulysses --quick
 
 Attention of one layer, forward and backward, at equal geometry and with the same SDPA inside: the best of several
-rounds' medians, the bytes that a rank hands to all-to-alls, and the bytes that it keeps for the backward pass. `alone`
-is the same attention without other ranks. All four must agree.
+rounds' medians, the bytes that a rank hands to all-to-alls, and the bytes that it keeps for the backward pass. All
+three must agree. `alone` is a process that keeps whole sequences.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def rank_main(rank: int, arguments: argparse.Namespace, port: int, results: Any)
         shape = (arguments.batch, tokens // arguments.ranks, HEADS, WIDTH)
         qkv = [torch.randn(shape, requires_grad=True) for _ in range(3)]
         expected = None
-        row: dict[str, Any] = {"tokens": tokens}
+        medians: dict[str, list[float]] = {name: [] for name in ways}
         whole = [torch.randn(arguments.batch, tokens, HEADS, WIDTH, requires_grad=True) for _ in range(3)]
         alone = footprint(ours(SequenceGroup(), tokens), whole)
         sizes = {name: footprint(way, qkv) for name, way in ways.items()}
@@ -132,9 +132,9 @@ def rank_main(rank: int, arguments: argparse.Namespace, port: int, results: Any)
                 output = way(*qkv).detach()
                 expected = output if expected is None else expected
                 assert torch.allclose(output, expected, atol=1e-5), name
-                row.setdefault(name, []).append(measure(way, qkv, arguments.repeats))
+                medians[name].append(measure(way, qkv, arguments.repeats))
         if rank == 0:
-            best = {name: min(row[name]) for name in ways}
+            best = {name: min(values) for name, values in medians.items()}
             results.put(
                 {
                     "tokens": tokens,

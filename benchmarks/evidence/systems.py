@@ -52,6 +52,15 @@ def variant(of: System, what: str, *overrides: str) -> System:
     return replace(of, name=f"{of.name}, {what}", overrides=(*of.overrides, *overrides))
 
 
+def on_other_markets(of: System) -> tuple[System, ...]:
+    """With fewer spot nodes, with more, and with nodes that go sooner."""
+    return (
+        variant(of, "2 spot nodes", "market.nodes=2"),
+        variant(of, "8 spot nodes", "market.nodes=8"),
+        variant(of, "the market at twice its pace", "market.time_scale=2.0"),
+    )
+
+
 ELASTIC_PODS = BEYOND[-1]
 ABLATED_ON: tuple[Sequence[int], Sequence[str]] = (range(2), TRACES[2:3])
 """Learning seeds and markets of the ablations."""
@@ -66,15 +75,9 @@ ABLATIONS = {
             "planner.seeds_per_prompt=16",
             "cluster.reserved_explores=true",
         ),
-        variant(SPOTLIGHT, "2 spot nodes", "market.nodes=2"),
-        variant(SPOTLIGHT, "8 spot nodes", "market.nodes=8"),
-        variant(SPOTLIGHT, "the market at twice its pace", "market.time_scale=2.0"),
+        *on_other_markets(SPOTLIGHT),
     ),
-    ELASTIC_PODS: (
-        variant(ELASTIC_PODS, "2 spot nodes", "market.nodes=2"),
-        variant(ELASTIC_PODS, "8 spot nodes", "market.nodes=8"),
-        variant(ELASTIC_PODS, "the market at twice its pace", "market.time_scale=2.0"),
-    ),
+    ELASTIC_PODS: on_other_markets(ELASTIC_PODS),
 }
 """What is changed of which system; part by part it is timed in benchmarks/sensitivity.py."""
 

@@ -90,7 +90,7 @@ def rehearse(config: Config, folder: Path) -> Coordinator:
     SyntheticJob(
         seed=config["seed"],
         prompts=sizes.prompts_per_iteration,
-        group_size=sizes.rollouts_per_prompt,
+        rollouts_per_prompt=sizes.rollouts_per_prompt,
         steps=sizes.steps,
         iterations=config["trainer"]["max_steps"],
         explores=spot_places(config) > 0,

@@ -72,7 +72,7 @@ class SyntheticJob:
     Args:
         seed: of the run.
         prompts: P.
-        group_size: samples per prompt that are made; a job that keeps fewer of them takes as long to make them.
+        rollouts_per_prompt: R.
         steps: T.
         iterations: how many.
         explores: the next batch is explored while this one is trained on.
@@ -80,7 +80,7 @@ class SyntheticJob:
 
     seed: int
     prompts: int
-    group_size: int
+    rollouts_per_prompt: int
     steps: int
     iterations: int
     explores: bool
@@ -106,7 +106,7 @@ class SyntheticJob:
 
     def _exploration(self, run: str, iteration: int, policy: PolicyVersion) -> Exploration:
         prompts = tuple(Prompt(index, "") for index in range(self.prompts))
-        return Exploration(run, self.seed, iteration, prompts, self.group_size, policy, self._spec)
+        return Exploration(run, self.seed, iteration, prompts, self.rollouts_per_prompt, policy, self._spec)
 
     def _rollouts(
         self, run: str, policy: PolicyVersion, explored: dict[int, list[tuple[int, float]]]
@@ -115,12 +115,12 @@ class SyntheticJob:
         requests = []
         for instance in range(self.prompts):
             known = explored.get(instance, [])
-            if len(known) >= self.group_size:
+            if len(known) >= self.rollouts_per_prompt:
                 ties = seeds.generator("ties", self.seed, policy.iteration, instance)
-                kept = max_variance([reward for _, reward in known], self.group_size, ties)
+                kept = max_variance([reward for _, reward in known], self.rollouts_per_prompt, ties)
                 chosen = [known[index][0] for index in kept]
             else:
-                chosen = list(seeds.sample_seeds(self.seed, policy.iteration, instance, self.group_size))
+                chosen = list(seeds.sample_seeds(self.seed, policy.iteration, instance, self.rollouts_per_prompt))
             for seed in chosen:
                 request = exploration.request(instance, 0, self.steps)
                 key = replace(request.key, kind=RequestKind.ROLLOUT, seed=seed)

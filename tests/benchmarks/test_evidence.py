@@ -7,6 +7,7 @@ from itertools import chain
 import pytest
 
 from benchmarks.evidence import systems
+from benchmarks.evidence.figure import COLOURS
 from benchmarks.evidence.runs import Store, curve, planned, with_scores
 from benchmarks.evidence.tables import comparison, effort_of, effort_table, figures, goals, plateau, ratio_table
 from benchmarks.job import ROOT, resolved
@@ -125,3 +126,7 @@ def test_a_run_is_the_same_wherever_the_project_is():
     assert str(ROOT) not in json.dumps(run.decisive)
     assert run.config["cluster"]["spot_trains"] is False
     assert "spot_trains" not in run.decisive["cluster"]
+
+
+def test_every_system_has_a_colour():
+    assert len(set(COLOURS)) >= len(systems.SYSTEMS)
