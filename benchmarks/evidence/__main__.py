@@ -107,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if kind not in rates:
             rates[kind] = LEARNING_RATES[0] if options.quick else best_rate(system, store, seeds)
         found[system.name] = rows_of(system, store, rates[kind], seeds, traces, iterations)
-    baselines, ours = ([system.name for system in group] for group in (BASELINES, (SPOTLIGHT, *BEYOND)))
+    baselines = [system.name for system in BASELINES]
+    ours = [system.name for system in (SPOTLIGHT, *BEYOND) if system.market]
     tables: list[dict[str, list[Row]]] = [found]
     if options.full:
         tables.append(levers(store, rates[PODS.learns], found[PODS.name]))

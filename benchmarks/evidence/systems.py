@@ -34,16 +34,19 @@ BASELINES = (
     System(name="flow_grpo", overrides=("system=flow_grpo",), iterations=64, learns="random"),
     System(name="flow_grpo_12", overrides=("system=flow_grpo_12",), iterations=64, learns="random"),
     System(name="flow_grpo_all", overrides=("system=flow_grpo_all",), iterations=32, learns="all"),
+    System(name="flow_grpo_dense", overrides=("system=flow_grpo_dense",), iterations=64, learns="dense"),
     System(name="sol_rl", overrides=("system=sol_rl",), iterations=40, learns="fresh"),
     System(name="rlboost", overrides=("system=rlboost",), iterations=64, learns="random", market=True),
     System(name="pods", overrides=("system=pods",), iterations=48, learns="pods"),
 )
 SPOTLIGHT = System(name="spotlight", overrides=("system=spotlight",), iterations=48, market=True)
 BEYOND = (
+    System(name="pods_dense", overrides=("system=pods_dense",), iterations=80, learns="pods_dense"),
     System(name="elastic", overrides=("system=elastic",), iterations=64, learns="random", market=True),
     System(name="elastic_pods", overrides=("system=elastic_pods",), iterations=48, learns="pods", market=True),
+    System(name="elastic_dense", overrides=("system=elastic_dense",), iterations=80, learns="pods_dense", market=True),
 )
-"""What the paper does not have: spot GPUs that train."""
+"""What the paper does not have: spot GPUs that train, and a leaner iteration (`_dense`, also on reserved GPUs alone)."""
 SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT, *BEYOND)}
 
 
@@ -61,7 +64,7 @@ def on_other_markets(of: System) -> tuple[System, ...]:
     )
 
 
-ELASTIC_PODS = BEYOND[-1]
+ELASTIC_PODS, ELASTIC_DENSE = SYSTEMS["elastic_pods"], SYSTEMS["elastic_dense"]
 ABLATED_ON: tuple[Sequence[int], Sequence[str]] = (range(2), TRACES[2:3])
 """Learning seeds and markets of the ablations."""
 ABLATIONS = {
@@ -75,13 +78,18 @@ ABLATIONS = {
             "planner.seeds_per_prompt=16",
             "cluster.reserved_explores=true",
         ),
+        replace(
+            variant(SPOTLIGHT, "G=4, 5 trained steps", "algo.group_size=4", "algo.trained_steps=5"),
+            iterations=72,
+        ),
         *on_other_markets(SPOTLIGHT),
     ),
     ELASTIC_PODS: on_other_markets(ELASTIC_PODS),
+    ELASTIC_DENSE: on_other_markets(ELASTIC_DENSE),
 }
 """What is changed of which system; part by part it is timed in benchmarks/sensitivity.py."""
 
-PODS = BASELINES[-1]
+PODS = SYSTEMS["pods"]
 LEVERS_ON = range(1)
 """Learning seeds of what was tried to learn more from an iteration."""
 
@@ -93,6 +101,8 @@ def shape(prompts: int, group: int, made: int) -> System:
 
 
 LEVERS = (
+    variant(PODS, "5 trained steps", "algo.trained_steps=5"),
+    shape(12, 4, 8),
     shape(12, 8, 24),
     shape(12, 4, 16),
     shape(24, 4, 8),
