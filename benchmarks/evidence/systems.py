@@ -46,7 +46,7 @@ BEYOND = (
     System(name="elastic_pods", overrides=("system=elastic_pods",), iterations=48, learns="pods", market=True),
     System(name="elastic_dense", overrides=("system=elastic_dense",), iterations=80, learns="pods_dense", market=True),
 )
-"""What the paper does not have: spot GPUs that train, and a leaner iteration (`_dense`, also on reserved GPUs alone)."""
+"""What the paper does not have: spot GPUs that train, and more from each sample (`_dense`, on reserved GPUs, too)."""
 SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT, *BEYOND)}
 
 
