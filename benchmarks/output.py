@@ -8,10 +8,9 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from src.core.stats import mean, variance
 
@@ -24,7 +23,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
 
 

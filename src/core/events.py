@@ -66,6 +66,8 @@ from src.core.types import Explored, ExploredByInstance
 
 Event = Mapping[str, Any]
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 
 class JsonLines:
     """Appends objects to a JSON-lines file, each flushed at once.
@@ -82,7 +84,7 @@ class JsonLines:
 
     def append(self, row: Mapping[str, Any]) -> None:
         known = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
-        self._file.write(json.dumps(known, separators=(",", ":"), allow_nan=False) + "\n")
+        self._file.write(_ENCODER.encode(known) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ SEED_BITS = 62
 
 def derive(*parts: int | str) -> int:
     """A 62-bit integer from the parts: blake2b over their text, so that neighbours share nothing."""
-    text = "\x1f".join(str(part) for part in parts).encode()
+    text = "\x1f".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> (64 - SEED_BITS)
 
 

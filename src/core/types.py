@@ -61,6 +61,9 @@ class PolicyVersion:
             )
         return cls(int(incarnation), int(iteration), trained=not text.endswith(AVERAGE))
 
+    def __hash__(self) -> int:
+        return self.iteration  # quick, and few have the same one
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -268,7 +271,7 @@ class Member:
     gpus: int = 1
     """That it serves with: more than one if they share sequences."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.role}-{self.node}-{self.slot}.{self.incarnation}"
 

@@ -85,7 +85,7 @@ class VirtualCluster:
 
         def is_complete() -> bool:
             nonlocal done
-            while done < len(keys) and self._coordinator.complete(keys[done : done + 1]):
+            while done < len(keys) and self._coordinator.has(keys[done]):
                 done += 1
             return done == len(keys)
 

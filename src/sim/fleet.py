@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from src.core.types import (
@@ -124,6 +125,8 @@ class _Run:
 class _Worker:
     """A group of GPUs that serves one lease at a time."""
 
+    number: int
+    """In the order of joining."""
     member: Member
     gpus: tuple[Member, ...]
     held: PolicyVersion | None = None
@@ -178,8 +181,10 @@ class VirtualFleet:
         self._market = market
         self._nodes: dict[str, Node] = {}
         self._workers: dict[str, _Worker] = {}
+        self._number = count()
         self._lives: Counter[tuple[str, str, int]] = Counter()
-        self._regroups: set[float] = set()  # when groups are formed anew
+        self._serving: dict[Member, _Worker] = {}  # by GPU
+        self._regroups: dict[float, dict[str, None]] = {}  # when groups are formed anew, and on which nodes
         self._free_s: dict[Member, float] = {}  # from when on a GPU that was in a group may be in another
         reserved = [Member("reserved", slot, role="reserved") for slot in range(shape.reserved_gpus)]
         for group in _groups(reserved, shape):
@@ -274,8 +279,9 @@ class VirtualFleet:
         place = (first.role, first.node, first.slot)
         member = Member(first.node, first.slot, self._lives[place], first.role, len(group))
         self._lives[place] += 1
-        worker = _Worker(member, group)
+        worker = _Worker(next(self._number), member, group)
         self._workers[worker.name] = worker
+        self._serving |= dict.fromkeys(group, worker)
         explores = first.role == "spot" or self._shape.reserved_explores
         kinds = EVERY_KIND if explores else RESERVED_KINDS
         self._coordinator.join(Joined(member, 0, self._shape.batch_size, FINGERPRINT, frozenset(kinds), watched=False))
@@ -287,28 +293,31 @@ class VirtualFleet:
         worker.run = None
         del self._workers[worker.name]
         self._coordinator.leave(worker.name, reason)
-        self._free_s |= dict.fromkeys(worker.gpus, self._timeline() + self._durations.regroup_s)
-        self._regroup_after(self._durations.regroup_s)
+        for gpu in worker.gpus:
+            del self._serving[gpu]
+            self._free_s[gpu] = self._timeline() + self._durations.regroup_s
+            self._regroup_after(self._durations.regroup_s, gpu.node)
 
-    def _regroup_after(self, delay_s: float) -> None:
+    def _regroup_after(self, delay_s: float, node: str) -> None:
         due_s = self._timeline() + delay_s
         if due_s not in self._regroups:
-            self._regroups.add(due_s)
+            self._regroups[due_s] = {}
             self._timeline.after(delay_s, self._regroup)
+        self._regroups[due_s][node] = None
 
     def _regroup(self) -> None:
         """Forms the groups of the plan whose GPUs are free, and calls off those that are not in it."""
-        self._regroups.discard(self._timeline())
-        ready = [gpu for node in self._nodes.values() if node.ready and not node.noticed for gpu in node.gpus]
+        now_s = self._timeline()
+        changed = self._regroups.pop(now_s)
+        names = self._nodes if self._shape.across_nodes else changed  # groups inside a node depend on no other
+        nodes = [self._nodes[name] for name in names if name in self._nodes]
+        ready = [gpu for node in nodes if node.ready and not node.noticed for gpu in node.gpus]
         planned = dict.fromkeys(_groups(ready, self._shape))
-        spot = [worker for worker in self._workers.values() if worker.member.role == "spot"]
-        for worker in spot:
+        for worker in self._on(nodes):
             if worker.gpus not in planned:
                 self._call_off(worker)
-        busy = {gpu for worker in self._workers.values() for gpu in worker.gpus}
-        busy |= {gpu for gpu, free_s in self._free_s.items() if free_s > self._timeline()}
         for group in planned:
-            if busy.isdisjoint(group):
+            if all(gpu not in self._serving and self._free_s.get(gpu, 0.0) <= now_s for gpu in group):
                 self._join(group)
 
     def _call_off(self, worker: _Worker) -> None:
@@ -347,25 +356,28 @@ class VirtualFleet:
         def is_ready() -> None:
             if self._nodes.get(name) is node:
                 node.ready = True
-                self._regroup_after(0.0)  # when all are ready that become so at this moment
+                self._regroup_after(0.0, name)  # when all are ready that become so at this moment
 
         self._timeline.after(start_s, is_ready)
 
     def _node_is_warned(self, name: str, grace_s: float) -> None:
-        self._nodes[name].noticed = True
-        for worker in self._on(name):
+        node = self._nodes[name]
+        node.noticed = True
+        for worker in self._on([node]):
             self._coordinator.notice(worker.name, grace_s)
             self._call_off(worker)
 
     def _node_goes(self, name: str) -> None:
-        self._nodes.pop(name).gone = True
-        for worker in self._on(name):
+        node = self._nodes.pop(name)
+        node.gone = True
+        for worker in self._on([node]):
             self._leave(worker, "killed")
         self._coordinator.record("node_went", node=name)
 
-    def _on(self, name: str) -> list[_Worker]:
-        """Workers with a GPU on this node."""
-        return [worker for worker in self._workers.values() if any(gpu.node == name for gpu in worker.gpus)]
+    def _on(self, nodes: Iterable[Node]) -> list[_Worker]:
+        """Workers with a GPU on these nodes, in the order of joining."""
+        found = {self._serving[gpu] for node in nodes for gpu in node.gpus if gpu in self._serving}
+        return sorted(found, key=lambda worker: worker.number)
 
 
 def _groups(gpus: Sequence[Member], shape: ClusterShape) -> list[tuple[Member, ...]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 
@@ -51,10 +52,16 @@ class RewardModel:
         ]
 
     def reward(self, key: RequestKey) -> float:
-        level = _uniform("level", self.seed, key.iteration, key.instance)
+        level = _level(self.seed, key.iteration, key.instance)
         kept = _NORMAL.inv_cdf(_uniform("kept", self.seed, key.seed))
         new = _NORMAL.inv_cdf(_uniform("new", self.seed, key.seed, str(key.policy)))
         return level + self.spread * (math.sqrt(self.persistence) * kept + math.sqrt(1 - self.persistence) * new)
+
+
+@lru_cache(maxsize=1 << 14)
+def _level(seed: int, iteration: int, instance: int) -> float:
+    """Of a prompt in a batch: all of its samples ask for it."""
+    return _uniform("level", seed, iteration, instance)
 
 
 def _uniform(*parts: int | str) -> float:
@@ -105,15 +112,14 @@ class SyntheticJob:
             cluster.log_metrics(iteration + 1, {"explore/explored": sum(map(len, explored.values()))})
 
     def _exploration(self, run: str, iteration: int, policy: PolicyVersion) -> Exploration:
-        prompts = tuple(Prompt(index, "") for index in range(self.prompts))
-        return Exploration(run, self.seed, iteration, prompts, self.rollouts_per_prompt, policy, self._spec)
+        return Exploration(run, self.seed, iteration, self._prompts, self.rollouts_per_prompt, policy, self._spec)
 
     def _rollouts(
         self, run: str, policy: PolicyVersion, explored: dict[int, list[tuple[int, float]]]
     ) -> list[SampleRequest]:
-        exploration = self._exploration(run, policy.iteration, policy)
-        requests = []
-        for instance in range(self.prompts):
+        requests, spec = [], self._spec
+        for prompt in self._prompts:
+            instance = prompt.id
             known = explored.get(instance, [])
             if len(known) >= self.rollouts_per_prompt:
                 ties = seeds.generator("ties", self.seed, policy.iteration, instance)
@@ -122,10 +128,13 @@ class SyntheticJob:
             else:
                 chosen = list(seeds.sample_seeds(self.seed, policy.iteration, instance, self.rollouts_per_prompt))
             for seed in chosen:
-                request = exploration.request(instance, 0, self.steps)
-                key = replace(request.key, kind=RequestKind.ROLLOUT, seed=seed)
-                requests.append(replace(request, key=key))
+                key = RequestKey(run, policy.iteration, RequestKind.ROLLOUT, instance, seed, policy, self.steps)
+                requests.append(SampleRequest(key, prompt, spec))
         return requests
+
+    @property
+    def _prompts(self) -> tuple[Prompt, ...]:
+        return tuple(Prompt(index, "") for index in range(self.prompts))
 
     @property
     def _spec(self) -> SampleSpec:

@@ -23,11 +23,6 @@ class Timeline:
     def __call__(self) -> float:
         return self._now_s
 
-    @property
-    def next_s(self) -> float:
-        """When the next thing happens; infinite if nothing will."""
-        return self._due[0][0] if self._due else math.inf
-
     def after(self, delay_s: float, happen: Callable[[], None]) -> None:
         """Lets something happen `delay_s` seconds from now."""
         if not 0 <= delay_s < math.inf:
@@ -41,7 +36,7 @@ class Timeline:
         """
         end_s = self._now_s + at_most_s
         while not (done := until()):
-            if self.next_s > end_s or not self._due:
+            if not self._due or self._due[0][0] > end_s:
                 break
             self._now_s, _, happen = heapq.heappop(self._due)
             happen()

@@ -198,7 +198,7 @@ class Coordinator:
         actions = self._do(m.Results(worker, lease, results))
         for action in actions:
             if isinstance(action, m.Finish):
-                self._log("lease_done", **_describe(worker, action.lease), **asdict(report))
+                self._log("lease_done", **_describe(worker, action.lease), **vars(report))
         if accepted := [action.result for action in actions if isinstance(action, m.Accept)]:
             self._log("results_accepted", worker=worker, **_accepted(accepted))
         self._explore()
@@ -301,9 +301,13 @@ class Coordinator:
             for follow in behind:
                 follow()
 
+    def has(self, key: RequestKey) -> bool:
+        """Whether the key has its result."""
+        return key in self._results
+
     def complete(self, keys: Iterable[RequestKey]) -> bool:
         """Whether every key has its result."""
-        return all(key in self._results for key in keys)
+        return all(map(self.has, keys))
 
     def close(self, keys: Sequence[RequestKey]) -> list[SampleResult]:
         """Hands out the results that have come, in order of the keys, and forgets the keys."""
@@ -399,10 +403,12 @@ class Coordinator:
     def _apply(self, actions: Iterable[m.Action]) -> None:
         for action in actions:
             match action:
-                case m.Grant(worker, lease, after):
-                    self._grant(worker, lease, after)
+                case m.Progress() | m.Finish() | m.Dismiss():
+                    pass  # for the worker that asked: see commit, push and pull
                 case m.Accept(result):
                     self._results[result.key] = result
+                case m.Grant(worker, lease, after):
+                    self._grant(worker, lease, after)
                 case m.Reject(worker, key, reason):
                     self._log("result_rejected", worker=worker, **_sample(key), reason=reason)
                 case m.Fail(key, attempts, error):
@@ -423,8 +429,6 @@ class Coordinator:
                     self._log("closed", **_batch(kind, iteration), accepted=accepted, dropped=dropped)
                 case m.Retire(version):
                     self._retired.append(version)
-                case m.Finish() | m.Dismiss() | m.Progress():
-                    pass  # for the worker that asked: see push, pull and commit
 
     def _grant(self, worker: str, lease: Lease, after: Sequence[int]) -> None:
         self.granted[worker] = lease

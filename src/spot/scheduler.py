@@ -475,7 +475,8 @@ class Scheduler:
 
     def _settle(self, task: Task) -> None:
         """The request needs no more work, wherever it is."""
-        self._queue.discard(task.request, task.step, task.spoilt_by)
+        if task.holder is None:
+            self._queue.discard(task.request, task.step, task.spoilt_by)
         task.done = True
         task.holder = None
         task.commit = None
