@@ -1,10 +1,11 @@
 """Does a virtual cluster tell how long a job takes? A profile of this machine, and a real and a virtual job of it.
 
-python -m benchmarks.fidelity             # three real jobs (minutes, on a machine that does nothing else)
+python -m benchmarks.fidelity             # six real jobs (minutes, on a machine that does nothing else)
 python -m benchmarks.fidelity --quick     # tiny: a test
 
-The profile is measured without spot workers (benchmarks.hardware). The jobs have one training rank and one spot worker,
-on a core each, and explore less than there is time for, so that the worker idles for a part of each iteration.
+The profile is measured without spot workers, beside a process that samples (benchmarks.hardware). The jobs have one
+training rank and one spot worker, on a core each. With 8 seeds per prompt there is more time than they take, so that
+the worker idles for a part of each iteration; with 12 the last lease is or is not done when training ends.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from src.core.stats import mean
 
 JOB = (
     "experiment=tiny_text",
-    "planner.seeds_per_prompt=12",
     "callbacks.evaluate.every=1000",
     "callbacks.evaluate.images=0",
     "explore.audit.prompts=0",
     "~callbacks.checkpoint",
     "~callbacks.export",
 )
+SEEDS_PER_PROMPT = (8, 12)
 WARM_UP = 4
 """First iterations, in which the worker starts."""
 
@@ -73,7 +74,7 @@ def virtual(overrides: Sequence[str], figures: Mapping[str, Any], folder: Path) 
         "cluster.spot_nodes=1",
         "cluster.gpus_per_node=1",
         f"cluster.batch_size={sizes['model']['batch_size']}",
-        f"cluster.lease_target_s={sizes['cluster']['lease_target_s']}",
+        *(f"cluster.{name}={sizes['cluster'][name]}" for name in ("lease_target_s", "commit_every")),
         "workload.guidance=false",
         *(f"workload.{job}.{name}={value}" for job in ("real", "tiny") for name, value in tiny.items()),
         *(f"hardware.figures.{name}.value={figures[name]}" for name in ("denoise", "decode_score", "train", "publish")),
@@ -99,36 +100,42 @@ def outcome(folder: Path) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of the jobs")
-    parser.add_argument("--repetitions", type=int, default=3, help="real jobs")
+    parser.add_argument("--repetitions", type=int, default=3, help="real jobs of each kind")
     parser.add_argument("--iterations", type=int, default=24, help="of each job")
     parser.add_argument("--quick", action="store_true", help="one tiny job: a test")
     options = parser.parse_args(arguments)
     quiet()
-    small = (*QUICK, "planner.seeds_per_prompt=4", "data.eval_prompts=4") if options.quick else ()
-    overrides = (
-        *small,
-        f"trainer.max_steps={WARM_UP + 4 if options.quick else options.iterations}",
-        *options.overrides,
-    )
+    small = (*QUICK, "data.eval_prompts=4") if options.quick else ()
+    iterations, repetitions = (WARM_UP + 4, 1) if options.quick else (options.iterations, options.repetitions)
+    job = (*small, f"trainer.max_steps={iterations}", *options.overrides)
     profile = measure([*small, *options.overrides, "planner=none"], 2 if options.quick else 8)
-    with tempfile.TemporaryDirectory() as name:
-        predicted = virtual(overrides, profile, Path(name) / "virtual")
-        say(f"virtual: {predicted}")
-        found = []
-        for number in range(1 if options.quick else options.repetitions):
-            found.append(real(overrides, Path(name) / f"real{number}"))
-            say(f"real: {found[-1]}")
-    measured = {key: spread([each[key] for each in found]) for key in predicted}
     print_figures(
         "fidelity",
         {
             "profile": {name: profile[name] for name in ("denoise", "decode_score", "train", "publish")},
-            "virtual": predicted,
-            "real": measured,
-            "iteration_ratio": predicted["iteration_s"] / measured["iteration_s"]["mean"],
-            "idle_share_ratio": predicted["idle_share"] / measured["idle_share"]["mean"],
+            "by_seeds_per_prompt": {
+                count: compared([f"planner.seeds_per_prompt={count}", *job], profile, repetitions)
+                for count in ((4,) if options.quick else SEEDS_PER_PROMPT)
+            },
         },
     )
+
+
+def compared(overrides: Sequence[str], profile: Mapping[str, Any], repetitions: int) -> dict[str, Any]:
+    """A virtual job and real ones."""
+    with tempfile.TemporaryDirectory() as name:
+        predicted = virtual(overrides, profile, Path(name) / "virtual")
+        say(f"virtual: {predicted}")
+        found = []
+        for number in range(repetitions):
+            found.append(real(overrides, Path(name) / f"real{number}"))
+            say(f"real: {found[-1]}")
+    measured = {key: spread([each[key] for each in found]) for key in predicted}
+    return {
+        "virtual": predicted,
+        "real": measured,
+        **{f"{key}_ratio": predicted[key] / measured[key]["mean"] for key in ("iteration_s", "idle_share")},
+    }
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 python -m benchmarks.hardware [hydra overrides ...]      # overrides of experiment=tiny_text
 
-The product trains in one process without spot workers; each figure is the median over iterations. They are the
-measured figures of conf/hardware/local_cpu.yaml; `train` holds what the trainer does besides, at the given sizes.
+The product trains in one process, beside a neighbour (benchmarks/neighbour.py) that samples on the last core as a spot
+worker would: in a job both are busy. Each figure is the median over iterations. They are the measured figures of
+conf/hardware/local_cpu.yaml; `train` holds what the trainer does besides, at the given sizes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from typing import Any
 
 from benchmarks.iteration import QUICK, product_phases
 from benchmarks.job import build_job, quiet, resolved
+from benchmarks.neighbour import neighbour
 from benchmarks.output import print_figures
 from src.app.config import geometry
 
@@ -26,7 +29,8 @@ def measure(overrides: Sequence[str], repetitions: int) -> dict[str, Any]:
     config = resolved(["experiment=tiny_text", "planner=none", f"trainer.max_steps={repetitions + 1}", *overrides])
     with tempfile.TemporaryDirectory() as folder:
         job = build_job(config, Path(folder))
-        job.run([job.exploration])
+        with neighbour(config, sorted(os.sched_getaffinity(0))[-1:]):
+            job.run([job.exploration])
         phases = product_phases(Path(folder))[1:]
     sizes, passes = geometry(config), 1 if config["algo"]["guidance_scale"] == 1 else 2
 

@@ -7,9 +7,8 @@ planner=fixed (exploring) and planner=none (idle). The rank has core 0 for itsel
 share core 1. The spot worker gets no rollouts here, in either arm: the trainer makes all of them alone, so that an
 iteration's time is that of its critical path, and not what exploring workers fail to help with.
 
-Cores share memory bandwidth and caches, and some are two threads of one, which GPUs of their own do not. So in a third
-arm (neighbour) a process that has nothing to do with the job samples on core 1: what exploring costs beyond that is
-the system's own doing.
+In a third arm (neighbour) a process that has nothing to do with the job samples on core 1 (benchmarks/neighbour.py):
+what exploring costs beyond that is the system's own doing.
 
 An iteration lasts from one rollout's start to the next one's: rollout, updates, publication and callbacks. Evaluation
 and checkpoints, which both arms have alike, are left out; so are the first iterations of each job.
@@ -18,7 +17,6 @@ and checkpoints, which both arms have alike, are left out; so are the first iter
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,24 +28,22 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import torch
 import yaml
 
 from benchmarks.job import resolved
+from benchmarks.neighbour import neighbour
 from benchmarks.output import print_figures, say
-from src.app.config import Config, RunPlan, build, task
+from src.app.config import Config, RunPlan, build
 from src.app.job import Ranks, make_engine
-from src.app.sampling import build_worker_engine
 from src.core.clock import sleep_s
 from src.core.events import read_jsonl
-from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleSpec
+from src.core.types import RequestKind
 from src.spot.client import call
 from src.spot.coordinator import Coordinator
 from src.spot.fleet import Fleet
 from src.spot.members import Introduction, Joined
 from src.spot.process import WorkerSettings
 from src.spot.scheduler import Scheduler
-from src.spot.worker import give_way
 
 RANK_CORES, SPOT_CORES = (0,), (1,)
 WARM_UP = 4
@@ -109,30 +105,6 @@ def train(plan: RunPlan) -> None:
             raise failure
 
 
-def sample_for_ever(config: Config) -> None:
-    """Does what an exploring worker computes, and tells nobody."""
-    torch.set_num_threads(1)
-    give_way(niceness=config["cluster"]["nice"], cpus=SPOT_CORES)
-    engine = build_worker_engine(config)
-    spec, policy = SampleSpec(config["algo"]["steps"], (0, 1, 2, 3)), PolicyVersion(0, 0)
-    prompt = task(config).train_prompts[0]
-    keys = [RequestKey("run", 0, RequestKind.EXPLORE, 0, seed, policy, spec.steps) for seed in range(engine.batch_size)]
-    while True:
-        engine.serve([SampleRequest(key, prompt, spec) for key in keys], "neighbour")
-
-
-@contextmanager
-def neighbour(config: Config) -> Iterator[None]:
-    """A process on the spot worker's core that samples meanwhile."""
-    process = multiprocessing.get_context("spawn").Process(target=sample_for_ever, args=(config,), daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
 def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, Any]:
     """Seconds of each iteration but for the first ones, and how busy the spot workers were meanwhile."""
     last = WARM_UP + iterations + 1
@@ -149,7 +121,7 @@ def measure(arm: str, iterations: int, overrides: Sequence[str]) -> dict[str, An
             ]
         )
         (Path(folder) / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        with neighbour(config) if arm == "neighbour" else nullcontext():
+        with neighbour(config, SPOT_CORES) if arm == "neighbour" else nullcontext():
             train(RunPlan(config, Path(folder)))
         log = list(read_jsonl(Path(folder) / "events.jsonl"))
     phases = [event for event in log if event["kind"] == "phase"]

@@ -32,6 +32,7 @@ from src.spot import market as mk
 from src.spot.coordinator import Coordinator
 from src.spot.members import RESERVED_KINDS, Joined
 from src.spot.messages import EVERY_KIND
+from src.spot.sizing import passes_of
 
 
 class Durations(Protocol):
@@ -221,14 +222,21 @@ class VirtualFleet:
         self._next_step(worker, worker.run, load_s)
 
     def _next_step(self, worker: _Worker, run: _Run, delay_s: float = 0.0) -> None:
-        count = len(run.lease.requests)
         if run.step < run.lease.requests[0].spec.steps:
-            step_s = self._durations.denoise_s(count, 1, len(worker.gpus))
+            step_s = self._durations.denoise_s(self._rows(run.lease), 1, len(worker.gpus))
             run.denoise_s += step_s
             self._timeline.after(delay_s + step_s, lambda: self._stepped(worker, run))
         else:
-            finish_s = self._durations.finish_s(count, len(worker.gpus))
+            finish_s = self._finish_s(worker, run.lease)
             self._timeline.after(delay_s + finish_s, lambda: self._finished(worker, run))
+
+    def _rows(self, lease: Lease) -> int:
+        """Samples that its passes take as long as: an engine fills up the last one."""
+        size = self._shape.batch_size
+        return passes_of(len(lease.requests), size) * size
+
+    def _finish_s(self, worker: _Worker, lease: Lease) -> float:
+        return self._durations.finish_s(self._rows(lease), len(worker.gpus))
 
     def _stepped(self, worker: _Worker, run: _Run) -> None:
         if worker.run is not run:
@@ -250,12 +258,12 @@ class VirtualFleet:
     def _finished(self, worker: _Worker, run: _Run) -> None:
         if worker.run is not run:
             return
-        lease, count = run.lease, len(run.lease.requests)
+        lease = run.lease
         report = WorkReport(
             denoise_s=run.denoise_s,
-            decode_s=self._durations.finish_s(count, len(worker.gpus)),
+            decode_s=self._finish_s(worker, lease),
             score_s=0.0,
-            steps=count * (run.step - lease.step),
+            steps=len(lease.requests) * (run.step - lease.step),
         )
         worker.run = None
         self._coordinator.push(worker.name, lease.id, self._samples.make(lease.requests), report)

@@ -61,6 +61,17 @@ def test_rollouts_are_shared_and_training_and_publishing_take_their_time(tmp_pat
     ]
 
 
+def test_a_pass_that_is_not_full_takes_as_long_as_one_that_is(tmp_path, virtual):
+    cluster = virtual(nodes=0, reserved_gpus=1)
+    cluster.publish(V0, cluster.samples.saves("v0"))
+    cluster.collect(requests(ROLLOUT, 3, policy=V0))
+    # Passes of two: loads 1 s, then a lease of 2 and one of 1 sample, each 4 steps of 2 s and 1 s for decoding.
+    assert cluster.now() == 2.0 + 1.0 + 2 * (8.0 + 1.0)
+    done = [event for event in read_jsonl(tmp_path / "events.jsonl") if event["kind"] == "lease_done"]
+    fields = ("count", "steps", "denoise_s", "decode_s")
+    assert [tuple(event[name] for name in fields) for event in done] == [(2, 8, 8.0, 1.0), (1, 4, 8.0, 1.0)]
+
+
 def test_held_out_images_take_no_time(tmp_path, virtual):
     cluster = virtual()
     cluster.publish(V0, cluster.samples.saves("v0"))
