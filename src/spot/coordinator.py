@@ -293,10 +293,11 @@ class Coordinator:
             return
         event = m.Submit(requests)
         actions = self._scheduler.handle(self.now(), event)
-        for (kind, iteration), count in Counter((r.key.kind, r.key.iteration) for r in requests).items():
+        counts = Counter((request.key.kind, request.key.iteration) for request in requests)
+        for (kind, iteration), count in counts.items():
             self._log("submitted", **_batch(kind, iteration), count=count)
         self._apply(actions)
-        if any(request.key.kind is RequestKind.ROLLOUT for request in requests):
+        if any(kind is RequestKind.ROLLOUT for kind, _ in counts):
             behind, self._behind_rollouts = self._behind_rollouts, []
             for follow in behind:
                 follow()
