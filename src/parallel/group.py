@@ -11,6 +11,7 @@ The store belongs to a process that nobody preempts (`serve_store`): if its host
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -123,9 +124,11 @@ class ElasticGroup:
 
     def drop(self) -> None:
         """Leaves the group; the others see it as an error in their next collective. May be called twice."""
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            backend.abort()
+        if self._backend is not None:
+            last, self._backend = [self._backend], None
+            last[0].abort()
+            # With its last reference it ends, and gloo takes up to 10 ms to close each connection: others wait for that.
+            threading.Thread(target=last.clear, name="end of a group").start()
 
     def _collective(self, start: Callable[[Any], Any]) -> ElasticGroup:
         if self._backend is None:

@@ -23,6 +23,7 @@ from src.core.types import (
 )
 from src.spot import session, weights
 from src.spot.coordinator import CoordinatorLost
+from src.spot.deaths import ProcessId
 from src.spot.members import Introduction, Joined, rank_member, reserved
 from src.spot.session import ray
 
@@ -103,7 +104,7 @@ class RayTransport:
 
 
 class RayTeam:
-    """A process's place in an elastic group (`core.protocols.Team`).
+    """A process's place in an elastic group (`core.protocols.Team`). Its death is known at once from now on.
 
     Args:
         team, member: names of the group and of this process.
@@ -113,13 +114,14 @@ class RayTeam:
         self._host = host
         self._team = team
         self._member = member
+        host.watch.remote(member, ProcessId.own())
 
     def next(self, after: int) -> Generation | None:
         generation: Generation | None = call(self._host.next_generation, self._team, self._member, after)
         return generation
 
     def broken(self, generation: int) -> None:
-        call(self._host.broken, self._member, generation)
+        self._host.broken.remote(self._member, generation)  # `next` follows, which waits for its consequence
 
     def boundary(self, generation: int, *, admits: bool = True) -> bool:
         return bool(call(self._host.boundary, self._member, generation, admits))

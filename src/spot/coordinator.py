@@ -234,6 +234,10 @@ class Coordinator:
         self._join_by_s.pop(member, None)
         self.teams.enlist(self.now(), team, member)
 
+    def died(self, member: str) -> None:
+        """The member's process has ended: nobody waits for it any more. How it ended, `leave` tells later."""
+        self.teams.dead(self.now(), member)
+
     def broken(self, member: str, generation: int) -> None:
         """The member has dropped the group of this generation after an error."""
         self.teams.broken(self.now(), member, generation)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from src.core.clock import monotonic_s
@@ -22,6 +23,7 @@ from src.core.types import (
     WorkReport,
 )
 from src.spot.coordinator import Coordinator
+from src.spot.deaths import ProcessId, on_death
 from src.spot.members import Introduction, Joined, Lost
 from src.spot.run_log import News
 from src.spot.transfer import Shelf
@@ -118,6 +120,15 @@ class Host:
         self._wake()
 
     # Elastic groups
+
+    async def watch(self, member: str, process: ProcessId) -> None:
+        """The others of the member's team hear at once when this process ends, if it is one of this machine."""
+        on_death(process, partial(self._died, member))
+
+    def _died(self, member: str) -> None:
+        self._coordinator.died(member)
+        self._wake()
+        self._regroup()
 
     async def next_generation(self, team: str, member: str, after: int) -> Generation | None:
         """See `core.protocols.Team.next`."""

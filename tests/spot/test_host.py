@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from src.core.events import read_jsonl
 from src.core.protocols import GroupLost
 from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
 from src.spot.coordinator import Coordinator
+from src.spot.deaths import ProcessId
 from src.spot.host import Host
 from src.spot.members import Joined, Lost
 from src.spot.scheduler import Scheduler
@@ -161,6 +164,23 @@ def test_who_does_not_report_an_error_is_out_when_the_window_closes(play):
 
     (first, _) = (event for event in play(scene) if event["kind"] == "regrouped")
     assert 0.05 <= first["regroup_s"] < 1.0
+
+
+def test_who_has_died_on_this_machine_is_not_waited_for(play):
+    """The fleet tells why it ended later, and that changes nothing."""
+
+    async def scene(host: Host) -> None:
+        host._coordinator.teams.found("ranks", ["a", "b"], window_s=WAIT_S, hold_state=True)
+        with subprocess.Popen(["sleep", "1000"]) as process:
+            await host.watch("b", replace(ProcessId.own(), pid=process.pid))
+            await host.broken("a", 0)
+            going_on = await meanwhile(host.next_generation("ranks", "a", 0))
+            process.kill()
+            assert (await going_on).members == ("a",)
+        assert await host.leave("b", "killed")
+        assert not await host.boundary("a", 1)
+
+    play(scene)
 
 
 def test_a_member_under_notice_is_told_to_end(play):
