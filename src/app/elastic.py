@@ -18,7 +18,7 @@ from src.app.processes import TEAM
 from src.core.clock import RunClock
 from src.core.protocols import Engine
 from src.parallel.cluster import ElasticCluster
-from src.parallel.elastic import FORM_TIMEOUT_S, ElasticWorld, Recovery
+from src.parallel.elastic import ElasticWorld, Recovery
 from src.parallel.group import connect_store
 from src.parallel.mesh import Mesh
 from src.parallel.ulysses import SequenceGroup
@@ -45,8 +45,7 @@ def come_in(
     world = ElasticWorld(
         team=RayTeam(host, team=TEAM, member=member),
         member=member,
-        # Who waits in it for the address of a rank that is gone must give up as soon as the others do.
-        store=connect_store("127.0.0.1", introduction.store_port, timeout_s=FORM_TIMEOUT_S),
+        store=connect_store("127.0.0.1", introduction.store_port),
         sp_degree=section["sp_degree"],
         device=section["device"],
         timeout_s=section["timeout_s"],

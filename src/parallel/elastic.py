@@ -40,8 +40,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-FORM_TIMEOUT_S = 20.0
-"""How long ranks that are all there may take to form groups."""
+_FORM_TIMEOUT_S = 20.0
+"""How long ranks that are all there may take to form groups; after `_CONNECT_S` they try again, with twice as long."""
+_CONNECT_S = 2.5
+"""How long they may take at first: whoever dies in the middle of it is noticed by nothing else."""
 _LOOK_S = 0.25
 """How often a rank that waits for the others to arrive asks whether they still will."""
 _PATIENCE = 3
@@ -129,6 +131,7 @@ class ElasticWorld:
         self._blamed = 0  # how often this rank was the first to fail, since an operation was done or somebody died
         self._broken_s: float | None = None  # when the recovery began that is not over yet
         self._form_s = self._engine_s = 0.0
+        self._unformed = 0  # how many generations in a row had no groups
         self._checksum = ""
 
     @property
@@ -261,6 +264,7 @@ class ElasticWorld:
             self._generation = generation
             try:
                 self._form()
+                self._unformed = 0
                 done = [count for count in self._gather(self._done if self._knows else None) if count is not None]
                 self.mesh.set_timeout(self._timeout_s)
                 break
@@ -270,6 +274,7 @@ class ElasticWorld:
                 raise
             except RuntimeError as failure:
                 error = failure
+                self._unformed += 1
         if not done:
             raise StateLost(f"all ranks that knew how far the training was are gone in {generation}")
         self._done_by_all = min(done)
@@ -300,19 +305,22 @@ class ElasticWorld:
         members, number = self._generation.members, self._generation.number
         self._arrive()
         rank, world = members.index(self._member), len(members)
+        timeout_s = min(_FORM_TIMEOUT_S, _CONNECT_S * 2**self._unformed)
+        self._store.set_timeout(timedelta(seconds=timeout_s))  # for the addresses of the others
         dist.init_process_group(
             "nccl" if self._device == "cuda" else "gloo",
             store=PrefixStore(f"ranks/{number}", self._store),
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=FORM_TIMEOUT_S),
+            timeout=timedelta(seconds=timeout_s),
         )
         self._mesh = Mesh.build(
             sp_degree=training_degree(world, self._sp_degree),
             device=self._device,
-            timeout_s=FORM_TIMEOUT_S,
+            timeout_s=timeout_s,
             generation=number,
         )
+        self._mesh.set_timeout(_FORM_TIMEOUT_S)
         self._wires = Wires(self._gather)
         formed_s = monotonic_s()
         for follow in self._followers:

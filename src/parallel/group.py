@@ -127,7 +127,7 @@ class ElasticGroup:
         if self._backend is not None:
             last, self._backend = [self._backend], None
             last[0].abort()
-            # With its last reference it ends, and gloo takes up to 10 ms to close each connection: others wait for that.
+            # It ends with its last reference, which takes gloo up to 10 ms for each connection.
             threading.Thread(target=last.clear, name="end of a group").start()
 
     def _collective(self, start: Callable[[Any], Any]) -> ElasticGroup:

@@ -1,7 +1,7 @@
 """Tells at once that another process of this machine has ended.
 
 Its number alone would not do: on another machine or in another container it means another process, and so it does here
-once it is given out again. A pidfd stands for one process for good, and is readable once that has ended (pidfd_open(2)).
+once it is given out again. A pidfd stands for one process for good, and is readable when that ends (pidfd_open(2)).
 """
 
 from __future__ import annotations

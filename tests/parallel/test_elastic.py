@@ -281,6 +281,27 @@ def test_a_rank_that_cannot_form_groups_any_more_gives_up_and_the_others_go_on(s
     assert results[0]["snapshot"].world == 2
 
 
+def meet(world: ElasticWorld, number: int, story: Story, joins: bool) -> int:
+    """The ranks form their first groups, and one dies when it is about to: nobody is in a collective yet. Returns how
+    many are left."""
+    (fault,) = story.faults
+    owner = dist if fault.point == "init_process_group" else Mesh
+    if number == fault.rank:
+        setattr(owner, fault.point, lambda *_, **__: fault.strike())
+    world.enter()
+    return world.run(lambda: world.mesh.snapshot.world)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("point", ["init_process_group", "build"])
+def test_a_death_while_groups_form_costs_seconds(stage: Stage, point: str):
+    story = Story(3, 1, 0, (Fault(1, 0, point),))
+    stage.warm(3)
+    begun_s = time.monotonic()
+    assert stage.play(story, meet, timeout_s=TIMEOUT_S) == {0: 2, 2: 2}
+    assert time.monotonic() - begun_s < 15.0
+
+
 TRIALS = int(os.environ.get("SPOTLIGHT_TRIALS", "20"))
 
 
