@@ -12,7 +12,7 @@ import torch
 
 from src.app import checkpoint
 from src.app.callbacks import Boundaries, Checkpointing, Evaluation
-from src.app.config import CHECKPOINTS, Config, ConfigError, build, geometry, refusing, spot_places, task
+from src.app.config import CHECKPOINTS, Config, ConfigError, build, geometry, refusing, spot_places, spot_ranks, task
 from src.app.engine import RolloutEngine
 from src.app.export import LoRAExport
 from src.core import seeds
@@ -165,6 +165,7 @@ def build_trainer(config: Config, callbacks: Sequence[pl.Callback], world: World
         with refusing("parallel.strategy"):
             strategy = strategy(world=world)
     section = {key: value for key, value in config["trainer"].items() if key != "max_steps"}
+    section["devices"] += len(spot_ranks(config))
     trainer: pl.Trainer = build(section, "trainer")(
         strategy=strategy,
         callbacks=list(callbacks),

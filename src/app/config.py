@@ -173,6 +173,8 @@ def check(config: Config) -> None:
             raise ConfigError(f"cluster.cpus must be among {sorted(there)}, got {cpus}")
         _check_notices(config)
         _check_teams(config)
+        if config["cluster"]["spot_trains"]:
+            _check_spot_ranks(config)
     build_market(config)
     build_ledger(config)
     _check_ranks(config)
@@ -189,13 +191,18 @@ def _check_virtual(config: Config) -> None:
             raise ConfigError(f"{key} must say what a virtual cluster stands for, got None (conf/{key} has some)")
     if config["model"]["load"]:
         raise ConfigError(f"model.path={config['model']['path']}: a virtual cluster trains a tiny model in its place")
-    if config["cluster"]["spot_trains"] and (explored := geometry(config).explored_per_prompt):
+    if config["cluster"]["spot_trains"]:
+        _check_nothing_explored(config)
+    with refusing("cluster.sp_degree"):
+        build(config["hardware"], "hardware").sp_speedup(config["cluster"]["sp_degree"])
+
+
+def _check_nothing_explored(config: Config) -> None:
+    if explored := geometry(config).explored_per_prompt:
         raise ConfigError(
             f"cluster.spot_trains=true needs planner=none, since GPUs that train cannot explore meanwhile; got one "
             f"that asks for {explored} seeds per prompt"
         )
-    with refusing("cluster.sp_degree"):
-        build(config["hardware"], "hardware").sp_speedup(config["cluster"]["sp_degree"])
 
 
 def _check_teams(config: Config) -> None:
@@ -256,9 +263,27 @@ def _check_ranks(config: Config) -> None:
         )
 
 
+def _check_spot_ranks(config: Config) -> None:
+    """Refuses training on spot nodes that nobody plays the market for, or that could not lose a rank."""
+    elastic, market = config["parallel"]["elastic"], config["market"]["decider"]
+    if not elastic or market is None:
+        raise ConfigError(
+            f"cluster.spot_trains=true needs ranks that may go and nodes that do (parallel=ulysses "
+            f"parallel.elastic=true market=replay), got parallel.elastic={elastic} and market.decider={market}"
+        )
+    _check_nothing_explored(config)
+    sizes, ranks = geometry(config), config["trainer"]["devices"] + len(spot_ranks(config))
+    pairs = min(sizes.pairs_of_update(update) for update in range(sizes.updates))
+    if pairs < ranks:
+        raise ConfigError(
+            f"an update trains on {pairs} (sample, step) pairs, too few for {ranks} ranks (trainer.devices + "
+            f"market.nodes * cluster.workers_per_node)"
+        )
+
+
 def _check_elastic(config: Config) -> None:
     """Refuses ranks that could not come and go."""
-    stage, devices = config["parallel"]["strategy"]["stage"], config["trainer"]["devices"]
+    stage, devices = config["parallel"]["strategy"]["stage"], config["trainer"]["devices"] + len(spot_ranks(config))
     if stage != 0:  # each rank holds a part of the optimizer's state, which would die with it
         raise ConfigError(f"parallel.elastic=true needs parallel.strategy.stage=0, got {stage}")
     if devices == 1:
@@ -289,6 +314,14 @@ def build_ledger(config: Config) -> Ledger:
         return Ledger(prices=prices, zone=zone, reserved_gpus=gpus)
 
 
+def spot_ranks(config: Config) -> list[tuple[str, int]]:
+    """Node and slot of the training ranks that run on spot nodes, in the order of ranks."""
+    cluster, market = config["cluster"], build_market(config)
+    if is_virtual(config) or market is None or not cluster.get("spot_trains", False):
+        return []
+    return [(node, slot) for node in market.nodes for slot in range(cluster["workers_per_node"])]
+
+
 def spot_places(config: Config) -> int:
     """Spot workers when the market takes none; on a Ray cluster, whose nodes nobody knows beforehand, those of one."""
     cluster, market = config["cluster"], build_market(config)
@@ -296,6 +329,8 @@ def spot_places(config: Config) -> int:
         return int(cluster["workers_per_node"])
     if is_virtual(config):
         return int(cluster["gpus_per_node"] * (len(market.nodes) if market else cluster["spot_nodes"]))
+    if cluster["spot_trains"]:
+        return 0
     workers: int = cluster["workers_per_node"] * len(market.nodes) if market else cluster["spot_workers"]
     return workers
 

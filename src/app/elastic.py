@@ -33,18 +33,19 @@ def come_in(
     """Makes this process one of the training ranks, and returns what they know if they are at work already.
 
     Args:
-        start: what the parent said: `address` of Ray, this rank's `number`, whether it `joins` others at work.
+        start: what the parent said: `address` of Ray, this rank's `number`, node and slot if it is on a `spot` GPU,
+            whether it `joins` others at work.
         engine, group: follow the ranks from now on.
     """
     host = session.connect(start["address"])
     introduction: Introduction = call(host.introduce)
-    member = rank_member(start["number"], introduction.incarnation).name
-    Pulse(host, member, introduction.heartbeat_s).start()
+    member = rank_member(start["number"], introduction.incarnation, start["spot"])
+    Pulse(host, member.name, introduction.heartbeat_s).start()
     assert introduction.store_port is not None
     section = config["parallel"]["mesh"]
     world = ElasticWorld(
-        team=RayTeam(host, team=TEAM, member=member),
-        member=member,
+        team=RayTeam(host, team=TEAM, member=member.name),
+        member=member.name,
         store=connect_store("127.0.0.1", introduction.store_port),
         sp_degree=section["sp_degree"],
         device=section["device"],
@@ -59,7 +60,7 @@ def come_in(
 
     def connect(shared: Engine) -> RayCluster:
         once = OnceOnly(host, number=lambda: world.number)
-        return RayCluster(host, engine=shared, rank=start["number"], speaks_to=once)
+        return RayCluster(host, engine=shared, member=member, speaks_to=once)
 
     world.on_change(follow)
     world.enter()

@@ -31,6 +31,7 @@ from src.app.config import (
     is_joined,
     plan_run,
     spot_places,
+    spot_ranks,
     spot_teams,
 )
 from src.app.errors import Interrupted, JobFailed
@@ -106,7 +107,9 @@ def post_train(config: DictConfig) -> float | None:
 
 
 def _ranks(plan: RunPlan, fleet: Fleet) -> Ranks:
-    return ElasticRanks(plan, fleet) if plan.config["parallel"]["elastic"] else Ranks(plan)
+    if not plan.config["parallel"]["elastic"]:
+        return Ranks(plan)
+    return ElasticRanks(plan, fleet, spot_ranks(plan.config))
 
 
 def _follow(fleet: Fleet, ranks: Ranks, terminal: Terminal, stop: StopSignals) -> None:
@@ -251,6 +254,7 @@ def _fleet(plan: RunPlan) -> Fleet:
     cluster = plan.config["cluster"]
     joined = build_joined(plan.config) if is_joined(plan.config) else None
     market = joined.nodes if joined else build_market(plan.config)
+    trains = bool(spot_ranks(plan.config))
     # Workers that share sequences have a GPU each; others share the first one.
     own_gpus = not joined and cluster["sp_degree"] > 1 and cluster["device"].startswith("cuda")
     ranks_on_gpus = plan.config["trainer"]["accelerator"] == "cuda"
@@ -275,11 +279,12 @@ def _fleet(plan: RunPlan) -> Fleet:
             grace_s=plan.config["market"]["grace_s"],
             signs=partial(make_signs, cluster["notices"]) if cluster["notices"] else None,
         ),
-        spot_workers=cluster["workers_per_node"] if market else cluster["spot_workers"],
+        spot_workers=0 if trains else cluster["workers_per_node"] if market else cluster["spot_workers"],
+        ranks_per_node=cluster["workers_per_node"] if trains else 0,
         market=market,
         runs_on=joined or own_ray,
         teams={} if joined else spot_teams(plan.config),
-        spares=cluster.get("spares", 0),
+        spares=0 if trains else cluster.get("spares", 0),
         respawn=cluster["respawn"],
     )
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from src.app.config import ConfigError, RunPlan
 from src.app.errors import JobFailed
 from src.app.processes import BAD_INPUT, DONE, LEFT, LOST, free_port
+from src.spot import market as mk
 from src.spot.fleet import Fleet
 from src.spot.members import rank_member
 from src.spot.session import sigterm_blocked
@@ -35,6 +37,7 @@ class Ranks:
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
+        self._world: int = plan.config["trainer"]["devices"]
         self._processes: list[subprocess.Popen[str]] = []
         self._codes: list[int | None] = []
         """Exit codes when they were last looked at: later ones may be of our own killing."""
@@ -47,8 +50,8 @@ class Ranks:
 
     def _spawn(self, rank: int, port: int) -> subprocess.Popen[str]:
         """Starts a process in the place of this rank."""
-        world, threads = self._plan.config["trainer"]["devices"], self._plan.config["parallel"]["threads"]
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        threads = self._plan.config["parallel"]["threads"]
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self._world)}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **LOOPBACK_ONLY}
         # A SIGTERM to all processes at once is for the parent, or waited for: Lightning would end the rank unsaved.
         with self._log(rank).open("a", encoding="utf-8") as log, sigterm_blocked():
@@ -104,7 +107,7 @@ class Ranks:
         if code == BAD_INPUT:
             return ConfigError(said)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed: {said}"
-        name = "the training rank" if self._plan.config["trainer"]["devices"] == 1 else f"training rank {rank}"
+        name = "the training rank" if self._world == 1 else f"training rank {rank}"
         return JobFailed(f"{name} {how} (see {self._log(rank)}); go on with: {self._plan.resume_hint}")
 
     def _log(self, rank: int) -> Path:
@@ -119,10 +122,15 @@ class _Place:
     process: subprocess.Popen[str]
     number: int
     """Of the process: no two of a job share one."""
+    spot: tuple[str, int] | None = None
+    """Spot node and slot; None on a reserved GPU."""
     restarts: int = 0
     code: int | None = None
     """With which the last process in this place ended."""
     frozen: bool = False
+
+    def is_on(self, node: str) -> bool:
+        return self.spot is not None and self.spot[0] == node
 
 
 class ElasticRanks(Ranks):
@@ -130,38 +138,52 @@ class ElasticRanks(Ranks):
 
     The job has failed when no rank is left, or none that knows how far the training was.
 
+    On spot nodes ranks come and go as the nodes do: at a notice they are told to leave, and they do at the end of the
+    iteration if that comes before they are killed.
+
     Args:
-        fleet: knows the coordinator, and which ranks are frozen.
+        fleet: knows the coordinator, which ranks are frozen, and what becomes of spot nodes.
+        spot: node and slot of each rank on a spot node, in the order of ranks; reserved ones come first.
     """
 
-    def __init__(self, plan: RunPlan, fleet: Fleet) -> None:
+    def __init__(self, plan: RunPlan, fleet: Fleet, spot: Sequence[tuple[str, int]] = ()) -> None:
         super().__init__(plan)
+        self._spot = dict(enumerate(spot, start=self._world))
+        self._next = self._world
+        self._world += len(spot)
         self._fleet = fleet
         self._restarts = plan.config["parallel"]["restarts"]
         self._places: list[_Place] = []
         self._failures: list[tuple[int, subprocess.Popen[str], int]] = []
-        self._next = plan.config["trainer"]["devices"]
+        self._there: set[str] = set()
+        """Spot nodes that are not about to go."""
         self._address = ""
 
     def send_start(self, address: str) -> None:
         self._address = address
         self._places = [_Place(rank, process, rank) for rank, process in enumerate(self._processes)]
         for place in self._places:
-            self._send(place.process, address, number=place.number, joins=False)
+            self._tell(place, joins=False)
 
     def running(self) -> bool:
         """Looks after the ranks; whether some still train."""
         while self._fleet.frozen:
             self._end_frozen(self._fleet.frozen.popleft())
+        while self._fleet.moves:
+            self._follow(self._fleet.moves.popleft())
         for place in self._places:
             if place.code is None and (code := place.process.poll()) is not None:
-                place.code = code
                 self._ended(place, code)
-        codes = [place.code for place in self._places]
+        codes = [place.code for place in self._places if place.spot is None or not self._is_finished]
         return None in codes and not {BAD_INPUT, LOST} & {*codes}
 
+    @property
+    def _is_finished(self) -> bool:
+        """Whether the training is over: who has not come in yet will not be needed."""
+        return any(place.code == DONE for place in self._places)
+
     def failure(self) -> Exception | None:
-        if any(place.code == DONE for place in self._places):
+        if self._is_finished:
             return None
         if not self._failures:
             return JobFailed(f"all training ranks were told to leave; go on with: {self._plan.resume_hint}")
@@ -176,15 +198,52 @@ class ElasticRanks(Ranks):
                 place.frozen = True
                 place.process.kill()
 
+    def _follow(self, action: mk.Action) -> None:
+        """Does to the ranks of a spot node what the market does to it."""
+        match action:
+            case mk.Return(node):
+                self._there.add(node)
+                self._places = [place for place in self._places if not place.is_on(node)]
+                if not self._is_finished:
+                    self._occupy(node)
+            case mk.Notice(node, grace_s):
+                self._there.discard(node)
+                for place in self._on(node):
+                    self._fleet.notice(self._name(place), grace_s)
+                    place.process.send_signal(signal.SIGTERM)
+            case mk.Kill(node):
+                self._there.discard(node)
+                for place in self._on(node):
+                    place.process.kill()
+                    self._ended(place, place.process.wait())
+
+    def _occupy(self, node: str) -> None:
+        """Starts the ranks of a spot node."""
+        for rank, spot in self._spot.items():
+            if spot[0] == node:
+                self._places.append(place := _Place(rank, self._spawn(rank, 0), self._number(), spot))
+                self._processes.append(place.process)
+                self._tell(place, joins=True)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _on(self, node: str) -> list[_Place]:
+        """Ranks on a spot node that run."""
+        return [place for place in self._places if place.is_on(node) and place.code is None]
+
     def _ended(self, place: _Place, code: int) -> None:
         """Tells the coordinator, and starts another process in the place if there is to be one."""
+        place.code = code
         left = code in (DONE, LEFT) and not place.frozen
         reason = "left" if left else "frozen" if place.frozen else "killed" if code < 0 else "failed"
-        finished = any(each.code == DONE for each in self._places)
-        again = not (left or finished or code in (BAD_INPUT, LOST)) and place.restarts < self._restarts
+        gone = place.spot is not None and place.spot[0] not in self._there
+        over = left or gone or self._is_finished or code in (BAD_INPUT, LOST)
+        again = not over and place.restarts < self._restarts
         self._fleet.leave(self._name(place), reason)
         self._fleet.record("rank_ended", rank=place.rank, worker=self._name(place), reason=reason, restarts=again)
-        if not left:
+        if not (left or gone):
             self._failures.append((place.rank, place.process, code))
         if again:
             self._replace(place)
@@ -193,11 +252,15 @@ class ElasticRanks(Ranks):
         return {**super()._environment(), **NCCL_REPORTS}
 
     def _replace(self, place: _Place) -> None:
-        place.process, place.number, place.code, place.frozen = self._spawn(place.rank, 0), self._next, None, False
+        place.process, place.number, place.code, place.frozen = self._spawn(place.rank, 0), self._number(), None, False
         place.restarts += 1
-        self._next += 1
         self._processes.append(place.process)
-        self._send(place.process, self._address, number=place.number, joins=True)
+        self._tell(place, joins=True)
+
+    def _tell(self, place: _Place, *, joins: bool) -> None:
+        self._send(place.process, self._address, number=place.number, spot=place.spot, joins=joins)
+        node = place.spot[0] if place.spot else None
+        self._fleet.record("rank_started", rank=place.rank, worker=self._name(place), node=node)
 
     def _name(self, place: _Place) -> str:
-        return rank_member(place.number, self._fleet.incarnation).name
+        return rank_member(place.number, self._fleet.incarnation, place.spot).name

@@ -93,6 +93,7 @@ class LocalCluster(Section):
     spot_workers: Whole
     workers_per_node: Count
     sp_degree: Count
+    spot_trains: bool
     spares: Whole
     respawn: bool
     device: Device

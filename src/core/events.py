@@ -13,6 +13,7 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
                      (preempted: it was under notice, however it ended then; left: or its group changes)
     regrouped        team, generation, members, stayed, regroup_s
                      (an elastic group; the first `stayed` members were in it before; regroup_s since that one ended)
+    rank_started     rank, worker, node     (a process of an elastic job; node: the spot node that it is on, or null)
     rank_ended       rank, worker, reason (killed | failed | frozen | left), restarts
                      (a training rank of an elastic job; restarts: whether another one takes its place)
     rank_recovered   generation, operation, world, sp_degree, form_s, engine_s, resume_s, checksum
@@ -46,7 +47,8 @@ Everything that a report, a cost or a replay needs can be recomputed from it. Ki
     phase_started    name, iteration                                     (what the trainer does)
     phase            name, iteration, start_s, end_s                     (what it did)
     spot_trained     iteration, nodes: [node, ...], gpus, start_s, end_s, lost
-                     (an update in which spot nodes took part; lost: one of them went, and it is made again without)
+                     (an update in which spot nodes took part; lost: one of them went, and it is made again without. Of
+                     real ranks: a part of the train phase, as long as the ranks were the same)
     evaluated        iteration, reward, judge, images: rows of images/manifest.json
     checkpoint_saved iteration, path, bytes, save_s
     stop_requested   signal

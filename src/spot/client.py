@@ -16,6 +16,7 @@ from src.core.types import (
     Exploration,
     Generation,
     Lease,
+    Member,
     PolicyVersion,
     SampleRequest,
     SampleResult,
@@ -155,11 +156,13 @@ class RayCluster:
     Args:
         engine: makes samples with the weights under training, which it never loads: its results must carry
             the checksum that `save` returned when they were published.
-        rank: number of this rank.
+        member: this rank; by default the first one.
         speaks_to: through whom it says what concerns the job and not this rank alone, if not directly.
     """
 
-    def __init__(self, host: Any, *, engine: Engine, rank: int = 0, speaks_to: OnceOnly | None = None) -> None:
+    def __init__(
+        self, host: Any, *, engine: Engine, member: Member | None = None, speaks_to: OnceOnly | None = None
+    ) -> None:
         self._worker = host
         self._host = host if speaks_to is None else speaks_to
         self._engine = engine
@@ -168,14 +171,15 @@ class RayCluster:
         self.incarnation = introduction.incarnation
         self._weights_root = introduction.weights_root
         self.now: Clock = RunClock(elapsed_s=introduction.elapsed_s)
-        joined = reserved(rank_member(rank, self.incarnation), engine)
+        joined = reserved(member or rank_member(0, self.incarnation), engine)
         self._name = joined.member.name
         call(host.join, joined)
 
     @classmethod
     def connect(cls, address: str, *, engine: Engine, rank: int = 0) -> RayCluster:
-        """Connects this process to the job's Ray at `address` (see `Fleet.start`)."""
-        return cls(session.connect(address), engine=engine, rank=rank)
+        """Connects this process, rank number `rank`, to the job's Ray at `address` (see `Fleet.start`)."""
+        host = session.connect(address)
+        return cls(host, engine=engine, member=rank_member(rank, call(host.introduce).incarnation))
 
     def publish(self, version: PolicyVersion, save: Callable[[Path], str]) -> None:
         start_s = self.now()

@@ -36,6 +36,7 @@ from src.spot.planning.protocol import Planner
 from src.spot.planning.simple import NoExploration
 from src.spot.run_log import RunLog
 from src.spot.scheduler import Scheduler
+from src.spot.spot_training import SpotTraining
 from src.spot.teams import Teams
 
 WEIGHTS_FOLDER = "weights"
@@ -96,6 +97,7 @@ class Coordinator:
         self._plans: list[Plan] = []
         """What the planner wants and has not got yet."""
         self._exploring: OpenExploration | None = None
+        self._training = SpotTraining()
         self._members: dict[str, Joined] = {}
         self._noticed: set[str] = set()
         self._expected_s: dict[str, float] = {}
@@ -384,7 +386,10 @@ class Coordinator:
         self.log.close()
 
     def _log(self, kind: str, **fields: Any) -> None:
-        self._plans += self._feed.add(self.log.record(kind, **fields))
+        event = self.log.record(kind, **fields)
+        self._plans += self._feed.add(event)
+        for span in self._training.add(event):
+            self._log("spot_trained", **span)
 
     # Applying decisions
 

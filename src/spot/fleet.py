@@ -82,6 +82,8 @@ class Fleet:
         spares: processes that have built their engine and wait to take the place of a worker. They are no members and
             cost nothing in the ledger: they stand for a start from an image with everything in memory. On one machine
             only: they belong to no node.
+        ranks_per_node: training ranks that are to run on each node. They are not the fleet's: who starts and ends them
+            finds in `moves` what becomes of the nodes.
         teams: names of those whose workers share sequences, by (node, slot). The coordinator then needs a store.
     """
 
@@ -96,6 +98,7 @@ class Fleet:
         market: mk.Nodes | None = None,
         runs_on: Session | None = None,
         spares: int = 0,
+        ranks_per_node: int = 0,
         teams: Mapping[tuple[str, int], str] | None = None,
     ) -> None:
         for name, value in (("spot_workers", spot_workers), ("spares", spares)):
@@ -108,6 +111,7 @@ class Fleet:
         self._respawn = respawn
         self._market = market
         self._spares_wanted = spares
+        self._ranks_per_node = ranks_per_node
         self._teams = teams or {}
         self._session = runs_on or OwnRay()
         self._slots: dict[Any, _Slot] = {}  # by the reference that resolves when the worker has ended
@@ -125,6 +129,8 @@ class Fleet:
         """How often the run was started before; known once started."""
         self.frozen: deque[str] = deque()
         """Processes that are silent and not the fleet's: who started them has to end them."""
+        self.moves: deque[mk.Action] = deque()
+        """What the market did to nodes with training ranks."""
         self.scratch = Path()
         """The job's own folder; its name marks the job's processes (see `reaper`)."""
         self._watcher: threading.Thread | None = None
@@ -194,6 +200,10 @@ class Fleet:
     def record(self, kind: str, **fields: Any) -> None:
         """Appends one event to the run's event log."""
         call(self.host.record, kind, fields)
+
+    def notice(self, process: str, grace_s: float) -> None:
+        """A process that the fleet did not start will be gone in `grace_s` seconds."""
+        call(self.host.notice, process, grace_s)
 
     def leave(self, process: str, reason: str) -> None:
         """A process that the fleet did not start has ended."""
@@ -301,10 +311,12 @@ class Fleet:
     def _follow(self, actions: Sequence[mk.Action]) -> None:
         """Does to the processes what the market does to their nodes."""
         for action in actions:
+            if self._ranks_per_node:
+                self.moves.append(action)
             match action:
                 case mk.Return(node, machine):
                     where = {"machine": machine} if machine else {}
-                    self.record("node_came", node=node, gpus=self._spot_workers, **where)
+                    self.record("node_came", node=node, gpus=self._spot_workers + self._ranks_per_node, **where)
                     self._node_returns(node)
                 case mk.Notice(node, grace_s):
                     self._present.discard(node)

@@ -60,9 +60,13 @@ class Joined:
     """Whether its silence means that it is frozen. Training ranks are silent for a whole training phase."""
 
 
-def rank_member(number: int, incarnation: int) -> Member:
-    """Who the training rank with this number is, in this life of the run. No two processes of a life share a number."""
-    return Member("local", number, incarnation, "reserved")
+def rank_member(number: int, incarnation: int, spot: tuple[str, int] | None = None) -> Member:
+    """Who the training rank with this number is, in this life of the run. No two processes of a life share a number.
+
+    Args:
+        spot: node and slot, if it is on a spot GPU.
+    """
+    return Member("local", number, incarnation, "reserved") if spot is None else Member(*spot, number)
 
 
 RESERVED_KINDS = frozenset({RequestKind.ROLLOUT, RequestKind.EVAL})

@@ -17,11 +17,13 @@ import pytest
 from src.app import ranks as processes
 from src.app.config import ConfigError, RunPlan
 from src.app.errors import JobFailed
+from src.spot import market as mk
 from tests.app.processes import assert_gone, events, living, scratch_of, started, wait_for
 from tests.app.runs import LORA, ROOT, TINY, Run, configuration
 from tests.sockets import LOOPBACK, listening
 
 ULYSSES = "parallel=ulysses"
+SPOT_TRAINS = (ULYSSES, "parallel.elastic=true", "cluster.spot_trains=true")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,13 @@ ULYSSES = "parallel=ulysses"
         (
             (ULYSSES, "trainer.devices=2", "parallel.elastic=true", "parallel.strategy.stage=1"),
             "parallel.elastic=true needs parallel.strategy.stage=0, got 1",
+        ),
+        (("cluster.spot_trains=true", "market=replay"), "cluster.spot_trains=true needs ranks that may go"),
+        ((*SPOT_TRAINS, "planner=none"), "cluster.spot_trains=true .*, got .* market.decider=None"),
+        ((*SPOT_TRAINS, "market=replay"), "cluster.spot_trains=true needs planner=none"),
+        (
+            (*SPOT_TRAINS, "market=replay", "planner=none", "cluster.workers_per_node=99"),
+            r"an update trains on \d+ .* pairs, too few for 199 ranks \(trainer.devices \+ market.nodes",
         ),
     ],
 )
@@ -211,15 +220,24 @@ class ToldFleet:
 
     def __init__(self, *frozen: str) -> None:
         self.frozen = deque(frozen)
+        self.moves: deque[mk.Action] = deque()
+        self.noticed: list[tuple[str, float]] = []
+        self.started: list[tuple[int, str, str | None]] = []
         self.left: list[tuple[str, str]] = []
         self.restarts: list[tuple[int, bool]] = []
 
     def leave(self, process: str, reason: str) -> None:
         self.left.append((process, reason))
 
-    def record(self, kind: str, *, rank: int, worker: str, reason: str, restarts: bool) -> None:
-        assert kind == "rank_ended"
-        self.restarts.append((rank, restarts))
+    def notice(self, process: str, grace_s: float) -> None:
+        self.noticed.append((process, grace_s))
+
+    def record(self, kind: str, **fields: Any) -> None:
+        if kind == "rank_started":
+            self.started.append((fields["rank"], fields["worker"], fields["node"]))
+        else:
+            assert kind == "rank_ended"
+            self.restarts.append((fields["rank"], fields["restarts"]))
 
 
 def elastic_outcome(
@@ -252,7 +270,7 @@ def test_a_killed_rank_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert fleet.left[0] == ("reserved-local-1.2", "killed")
     assert fleet.restarts[0] == (1, True)
     assert sorted(fleet.left[1:]) == [("reserved-local-0.2", "left"), ("reserved-local-2.2", "left")]
-    expected = {"address": "nowhere", "resume": None, "number": 2, "joins": True}
+    expected = {"address": "nowhere", "resume": None, "number": 2, "spot": None, "joins": True}
     assert (tmp_path / "rank1.log").read_text().strip() == f"1 {expected}"
 
 
@@ -262,6 +280,37 @@ def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytes
     program = freeze + WAIT_FOR_NUMBER_2 + "sign.touch()"
     assert elastic_outcome(tmp_path, monkeypatch, program, fleet) is None
     assert fleet.left[0] == ("reserved-local-0.2", "frozen")
+
+
+def test_ranks_on_spot_nodes_come_and_go_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first process of node a has time to leave in, the second has none; nobody is started while it is away, and
+    reserved ranks are never touched. At the end nobody waits for who has not come in yet."""
+    spot = "if start['spot'] == ['a', 0] and start['number'] == 2:\n    sys.exit(3 * signal.sigwait({15}) // 15)\n"
+    wait = "sign = Path(__file__).with_name('over')\nwhile start['spot'] or not sign.exists():\n    time.sleep(0.01)\n"
+    replace_program(tmp_path, monkeypatch, "import json\nstart = json.loads(sys.stdin.readline())\n" + spot + wait)
+    config = {"trainer": {"devices": 2}, "parallel": {"threads": 1, "restarts": 1}}
+    fleet = ToldFleet()
+    with processes.ElasticRanks(RunPlan(config, tmp_path), fleet, [("a", 0), ("b", 0)]) as ranks:  # type: ignore[arg-type]
+        ranks.send_start("nowhere")
+
+        def play(*moves: mk.Action, until_left: int) -> None:
+            fleet.moves.extend(moves)
+            while len(fleet.left) < until_left:
+                assert ranks.running()
+                time.sleep(0.01)
+
+        play(mk.Return("a"), mk.Return("b"), mk.Notice("a", 2.0), until_left=1)
+        play(mk.Kill("a"), mk.Return("a"), mk.Notice("a", 2.0), mk.Kill("a"), mk.Return("a"), until_left=2)
+        (tmp_path / "over").touch()
+        while ranks.running():
+            time.sleep(0.01)
+        assert ranks.failure() is None
+    reserved = [(0, "reserved-local-0.2", None), (1, "reserved-local-1.2", None)]
+    assert fleet.started[:4] == [*reserved, (2, "spot-a-0.2", "a"), (3, "spot-b-0.3", "b")]
+    assert fleet.started[4:] == [(2, "spot-a-0.4", "a"), (2, "spot-a-0.5", "a")]
+    assert fleet.noticed == [("spot-a-0.2", 2.0), ("spot-a-0.4", 2.0)]
+    assert fleet.left[:2] == [("spot-a-0.2", "left"), ("spot-a-0.4", "killed")]
+    assert not any(again for _, again in fleet.restarts)
 
 
 def test_a_place_stays_empty_after_too_many_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,6 @@ make test-slow ARGS="tests/chaos/test_market.py -s"      # -s shows the figures
 from __future__ import annotations
 
 import json
-import random
 import signal
 import time
 from collections import Counter
@@ -19,28 +18,13 @@ import pytest
 
 from benchmarks.conservation import account
 from tests.app.processes import JOB, events, started
+from tests.dense import dense_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NODES = 3
 COMMIT_EVERY = 1
-UP_S, DOWN_S = (9.0, 14.0), (1.5, 3.0)
-
-
-def dense_trace(path: Path, *, until_s: float = 900.0) -> Path:
-    """Each of the nodes is there for about twelve seconds at a time, and gone for about two."""
-    rng = random.Random(5)
-    rows = []
-    for place in range(NODES):
-        time_s, life = 0.0, 0
-        while time_s < until_s:
-            rows.append((time_s, "add", f"n{place}-{life}"))
-            time_s += rng.uniform(*UP_S) + (20.0 if life == 0 else 0.0)  # the first start takes longer
-            rows.append((time_s, "remove", f"n{place}-{life}"))
-            time_s, life = time_s + rng.uniform(*DOWN_S), life + 1
-    lines = [f"{int(1000 * time_s)},{what},{node}" for time_s, what, node in sorted(rows)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
+UP_S = (9.0, 14.0)
 
 
 def train_until(enough: Callable[[list[dict[str, Any]]], bool], folder: Path, *overrides: str) -> list[dict[str, Any]]:
@@ -69,7 +53,7 @@ def resumed_regroups(log: list[dict[str, Any]]) -> int:
 
 def test_spot_workers_that_share_sequences_regroup_and_go_on(tmp_path: Path) -> None:
     """Both nodes are one team."""
-    trace = dense_trace(tmp_path / "dense.csv")
+    trace = dense_trace(tmp_path / "dense.csv", nodes=NODES, up_s=UP_S)
     market = ["market=replay", f"market.trace={trace}", "market.nodes=2", "market.time_scale=1"]
     cluster = ["cluster.sp_degree=2", f"cluster.commit_every={COMMIT_EVERY}", "cluster.spares=2"]
     batch = ["planner.seeds_per_prompt=128", "algo.group_size=16", "market.grace_s=1.5"]
@@ -84,7 +68,7 @@ def test_spot_workers_that_share_sequences_regroup_and_go_on(tmp_path: Path) -> 
 
 
 def test_a_run_on_a_dense_market_loses_nothing(tmp_path: Path) -> None:
-    trace = dense_trace(tmp_path / "dense.csv")
+    trace = dense_trace(tmp_path / "dense.csv", nodes=NODES, up_s=UP_S)
     market = ["market=replay", f"market.trace={trace}", f"market.nodes={NODES}", "market.time_scale=1"]
     cluster = [f"cluster.commit_every={COMMIT_EVERY}", f"cluster.spares={NODES}", "market.grace_s=1.5"]
     batch = ["planner.seeds_per_prompt=128", "algo.group_size=16"]
