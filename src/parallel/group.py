@@ -48,7 +48,7 @@ class ElasticGroup:
 
     At the first error of a collective the group is dropped, which wakes up those who wait for this process once nothing
     refers to it any more, and GroupLost is raised. A member that freezes is noticed after `timeout_s`, one that dies
-    after about 30 ms.
+    as soon as the system has closed its connections.
 
     Args:
         store: shared by all members.
