@@ -4,6 +4,7 @@ and go."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ from src.core.stats import mean
 from src.core.types import Blob, PolicyVersion, Prompt, RequestKey, RequestKind, SampleRequest, SampleResult, SampleSpec
 from src.parallel.elastic import ElasticWorld
 from src.parallel.strategy import UlyssesStrategy
+from src.rl.metrics import mean_scores
 from src.rl.module import FlowGRPO
 from src.rl.rewards.image_stats import image_statistics
 from src.spot.reaper import JOB_VARIABLE
@@ -94,13 +96,14 @@ class Evaluation(pl.Callback):
         if not made:
             raise RuntimeError(f"all {len(results)} held-out samples failed; the first one: {results[0].error}")
         rewards = [result.reward for result in made]
-        judgements = [result.scores["judge"] for result in made if "judge" in result.scores]
+        scores = mean_scores([result.scores for result in made])
         images_BHWC = np.stack([_image(result.image) for result in made if result.image is not None])
         statistics = image_statistics(images_BHWC)
         metrics = {
             "eval/reward": mean(rewards),
             "eval/exact": mean([float(reward > 0.999) for reward in rewards]),
-            "eval/judge": mean(judgements),
+            "eval/judge": math.nan,
+            **{f"eval/{name}": value for name, value in scores.items()},
             "eval/failed": float(len(results) - len(made)),
             "time/evaluate_s": watch.seconds["evaluate"],
             **{f"images/{name}": value for name, value in statistics.items()},

@@ -30,7 +30,7 @@ from src.models.adapter import Conditioning, DiTAdapter
 from src.models.blobs import from_blob, to_blob
 from src.models.sampler import Sampler, SamplerState
 from src.models.sampler import Trajectory as SampledPath
-from src.rl.rewards.reward import Reward, ScoreError, score_samples
+from src.rl.rewards.reward import Reward, Score, ScoreError, score_samples
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -77,9 +77,16 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class _Scored:
-    reward: float | ScoreError
-    judge: float | ScoreError | None
+    reward: Score | ScoreError
+    judge: Score | ScoreError | None
     image_HWC: NDArray[np.uint8]
+
+    @property
+    def further(self) -> dict[str, float]:
+        """Scores beside the reward, by name: of the judge, and those that the reward is made of."""
+        terms = self.reward.terms if isinstance(self.reward, Score) else {}
+        judge = {"judge": self.judge.value} if isinstance(self.judge, Score) else {}
+        return judge | {f"reward/{name}": score for name, score in terms.items()}
 
 
 class RolloutEngine:
@@ -246,9 +253,9 @@ class RolloutEngine:
 
     def _score(
         self, reward: Reward, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]
-    ) -> list[float | ScoreError]:
+    ) -> list[Score | ScoreError]:
         """Scores in chunks of exactly `batch_size` images, so that no score depends on who else was in the lease."""
-        scores: list[float | ScoreError] = []
+        scores: list[Score | ScoreError] = []
         for start in range(0, len(prompts), self.batch_size):
             count = min(self.batch_size, len(prompts) - start)
             rows = [start + min(row, count - 1) for row in range(self.batch_size)]
@@ -262,15 +269,15 @@ class RolloutEngine:
         error = self._error(samples, row, scored)
         if error is not None:
             return SampleResult(key=request.key, worker=worker, weights_checksum=checksum, error=error)
-        assert isinstance(scored.reward, float)
+        assert isinstance(scored.reward, Score)
         kind = request.key.kind
         image_HWC = scored.image_HWC
         return SampleResult(
             key=request.key,
             worker=worker,
             weights_checksum=checksum,
-            reward=scored.reward,
-            scores={"judge": scored.judge} if isinstance(scored.judge, float) else {},
+            reward=scored.reward.value,
+            scores=scored.further,
             digest=to_blob(samples.latents_BLC[row]).digest,
             trajectory=_path(samples, row, origin) if kind is RequestKind.ROLLOUT else None,
             image=Blob("uint8", image_HWC.shape, image_HWC.tobytes()) if kind is RequestKind.EVAL else None,

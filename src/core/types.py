@@ -236,7 +236,7 @@ class SampleResult:
     """Checksum of the weights that the worker really used; must equal the published one."""
     reward: float = float("nan")
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Further scores by name: the independent judge (EVAL, ROLLOUT), image statistics."""
+    """Further scores by name: `judge` (EVAL, ROLLOUT), and `reward/<term>` of a reward that is made of others."""
     digest: str = ""
     """Digest of the final latents: equal digests mean bit-equal samples."""
     trajectory: Trajectory | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import huggingface_hub
@@ -11,6 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from src.models.location import INDEX
 
 
+@cache  # the same all the time of a process
 def download(repo: str, revision: str | None = None) -> Path:
     """The newest snapshot of a model, or the one of a revision; what is in the local cache is not fetched again.
 

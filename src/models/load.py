@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from src.models.hub import download
 from src.models.location import INDEX, is_hub_id, pipeline_class
 from src.models.pipelines import PipelineSettings
 from src.models.qwen_image import load_qwen_image
+from src.models.schedule import ShiftedSchedule, diffusers_schedule, image_tokens
 from src.models.sd3 import load_sd3
 
 PIPELINES: Mapping[str, Callable[[Path, PipelineSettings], DiTAdapter]] = {
@@ -21,6 +23,9 @@ PIPELINES: Mapping[str, Callable[[Path, PipelineSettings], DiTAdapter]] = {
     "FluxPipeline": load_flux,
 }
 """Loader of a published model by the `_class_name` in its model_index.json."""
+
+SCHEDULER_MAKES_LEVELS = frozenset({"StableDiffusion3Pipeline"})
+"""Pipelines that leave the noise levels to their scheduler; see `schedule.diffusers_schedule`."""
 
 
 def load_adapter(path: str | Path, *, revision: str | None = None, **settings: Any) -> DiTAdapter:
@@ -35,9 +40,7 @@ def load_adapter(path: str | Path, *, revision: str | None = None, **settings: A
         ValueError: there is no such model, it is gated, incomplete or damaged, its pipeline class is unknown,
             or a setting does not fit.
     """
-    folder = Path(path)
-    if is_hub_id(path):
-        folder = download(str(path), revision)
+    folder = _folder(path, revision)
     pipeline = pipeline_class(folder)
     if pipeline == tiny.PIPELINE_CLASS:
         if settings:
@@ -48,6 +51,28 @@ def load_adapter(path: str | Path, *, revision: str | None = None, **settings: A
         raise ValueError(f"{folder / INDEX}: no adapter for pipeline {pipeline!r}, known: {known}")
     chosen = PipelineSettings(**settings)
     return _opened(folder, lambda: PIPELINES[pipeline](folder, chosen))
+
+
+def load_schedule(path: str | Path, *, revision: str | None = None, height: int, width: int) -> ShiftedSchedule:
+    """The noise schedule that a published model comes with, for images of this size in pixels.
+
+    Raises:
+        ValueError: there is no such model, its scheduler_config.json is damaged, or holds what is not known here.
+    """
+    folder = _folder(path, revision)
+    pipeline, file = pipeline_class(folder), folder / "scheduler" / "scheduler_config.json"
+    try:
+        return diffusers_schedule(
+            json.loads(file.read_text(encoding="utf-8")),
+            image_tokens=image_tokens(height, width),
+            own_levels=pipeline in SCHEDULER_MAKES_LEVELS,
+        )
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _folder(path: str | Path, revision: str | None) -> Path:
+    return download(str(path), revision) if is_hub_id(path) else Path(path)
 
 
 def _opened(folder: Path, load: Callable[[], DiTAdapter]) -> DiTAdapter:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -41,61 +43,97 @@ class Schedule:
 
 
 def flow_match_schedule(steps: int, *, shift: float = 1.0) -> Schedule:
-    """Even steps, shifted towards noise: sigma' = shift sigma / (shift sigma + 1 - sigma).
+    """Even steps, shifted towards noise.
 
     Args:
         steps: T.
-        shift: 1 leaves the steps even; larger values spend more of them at high noise.
+        shift: see `ShiftedSchedule`.
     """
-    _check(steps, shift)
-    return _ending_at_zero([_shifted(1 - k / steps, shift) for k in range(steps)])
+    return ShiftedSchedule(shift=shift)(steps)
 
 
-def double_shift_schedule(steps: int, *, shift: float, train_steps: int = 1000) -> Schedule:
-    """What diffusers runs for SD3.5: the shift is applied to the end points of the grid and then once more.
-
-    (`FlowMatchEulerDiscreteScheduler.set_timesteps(steps)` with a static shift; diffusers issue 13243.
-    Published results were made with it, so models of that family keep it.)
-    """
-    _check(steps, shift)
-    last = _shifted(1 / train_steps, shift)
-    even = [1.0 + (last - 1.0) * k / max(steps - 1, 1) for k in range(steps)]
-    return _ending_at_zero([_shifted(sigma, shift) for sigma in even])
-
-
-@dataclass(frozen=True)
-class DynamicShift:
-    """A shift that grows with the image: exp(mu), with mu linear in the number of image tokens.
+@dataclass(frozen=True, kw_only=True)
+class ShiftedSchedule:
+    """T levels from 1 to `last`, evenly, and then sigma' = shift sigma / (shift sigma + 1 - sigma).
 
     Calling it with T gives the schedule.
 
     Args:
-        image_tokens: L of the images to make.
-        base_tokens, base_mu, max_tokens, max_mu: two points of the line mu(L).
-        terminal: the last non-zero sigma, to which the others are stretched; None leaves them as they are.
+        shift: 1 leaves the steps even; larger values spend more of them at high noise.
+        last: of the even levels, in (0, 1); None for 1 / T.
+        terminal: the last non-zero level, to which the others are stretched; None leaves them as they are.
     """
 
-    image_tokens: int
-    base_tokens: int
-    max_tokens: int
-    base_mu: float
-    max_mu: float
+    shift: float
+    last: float | None = None
     terminal: float | None = None
 
-    @property
-    def mu(self) -> float:
-        """Logarithm of the shift."""
-        slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
-        return self.base_mu + slope * (self.image_tokens - self.base_tokens)
+    def __post_init__(self) -> None:
+        if not 0 < self.shift < math.inf:
+            raise ValueError(f"shift must be positive and finite, got {self.shift}")
+        for name, value in (("last", self.last), ("terminal", self.terminal)):
+            if value is not None and not 0 < value < 1:
+                raise ValueError(f"{name} must lie in (0, 1), got {value}")
 
     def __call__(self, steps: int) -> Schedule:
-        shift = math.exp(self.mu)
-        _check(steps, shift)
-        sigmas = [_shifted(1 - k / steps, shift) for k in range(steps)]
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        fall, intervals = (1.0, steps) if self.last is None else (1 - self.last, max(steps - 1, 1))
+        sigmas = [_shifted(1 - k * fall / intervals, self.shift) for k in range(steps)]
         if self.terminal is not None and steps > 1:
             stretch = (1 - self.terminal) / (1 - sigmas[-1])
             sigmas = [1 - (1 - sigma) * stretch for sigma in sigmas]
-        return _ending_at_zero(sigmas)
+        return Schedule((*sigmas, 0.0))
+
+
+def diffusers_schedule(config: Mapping[str, Any], *, image_tokens: int, own_levels: bool) -> ShiftedSchedule:
+    """What a pipeline of diffusers runs with a scheduler_config.json, for images of so many tokens.
+
+    A dynamic shift is exp(mu), with mu linear in the tokens. A static one is applied twice where the scheduler makes
+    the levels: to their end and then to all (diffusers issue 13243). Published results were made with that.
+
+    Args:
+        config: of a `FlowMatchEulerDiscreteScheduler`; what it leaves out has the defaults of diffusers.
+        own_levels: the scheduler makes the even levels, as for Stable Diffusion 3; other pipelines give them to it.
+
+    Raises:
+        ValueError: it is of another class, or has a setting that is not known here.
+    """
+    given = {**_DEFAULTS, **config}
+    for name in ("_class_name", "time_shift_type", *_OFF):
+        if given[name] != _DEFAULTS[name]:
+            raise ValueError(f"only a scheduler with {name}={_DEFAULTS[name]} is known, got {given[name]}")
+    shift, last = given["shift"], 1 / given["num_train_timesteps"]
+    if given["use_dynamic_shifting"]:
+        slope = (given["max_shift"] - given["base_shift"]) / (given["max_image_seq_len"] - given["base_image_seq_len"])
+        shift = math.exp(given["base_shift"] + slope * (image_tokens - given["base_image_seq_len"]))
+    else:
+        last = _shifted(last, shift)
+    # To the scheduler, a terminal of 0 is none.
+    return ShiftedSchedule(shift=shift, last=last if own_levels else None, terminal=given["shift_terminal"] or None)
+
+
+_OFF = (
+    "invert_sigmas",
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "use_flow_sigmas",
+    "stochastic_sampling",
+)
+_DEFAULTS: Mapping[str, Any] = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "use_dynamic_shifting": False,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 4096,
+    "shift_terminal": None,
+    "time_shift_type": "exponential",
+    **dict.fromkeys(_OFF, False),
+}
 
 
 def image_tokens(height: int, width: int, pixels: int = 16) -> int:
@@ -103,26 +141,5 @@ def image_tokens(height: int, width: int, pixels: int = 16) -> int:
     return (height // pixels) * (width // pixels)
 
 
-def qwen_image_schedule(steps: int, *, image_tokens: int) -> Schedule:
-    """Qwen-Image's dynamic shift (its scheduler_config.json)."""
-    return DynamicShift(image_tokens, 256, 8192, 0.5, 0.9, terminal=0.02)(steps)
-
-
-def flux_schedule(steps: int, *, image_tokens: int) -> Schedule:
-    """FLUX.1-dev's dynamic shift (its scheduler_config.json)."""
-    return DynamicShift(image_tokens, 256, 4096, 0.5, 1.15)(steps)
-
-
 def _shifted(sigma: float, shift: float) -> float:
     return shift * sigma / (shift * sigma + (1 - sigma))  # this form keeps sigma = 1 exactly
-
-
-def _ending_at_zero(sigmas: list[float]) -> Schedule:
-    return Schedule((*sigmas, 0.0))
-
-
-def _check(steps: int, shift: float) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if not 0 < shift < math.inf:
-        raise ValueError(f"shift must be positive and finite, got {shift}")

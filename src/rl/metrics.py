@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from src.core.stats import mean
 from src.rl.advantages import Advantages
@@ -13,15 +13,22 @@ from src.rl.rollouts import Rollouts
 
 
 def rollout_metrics(rollouts: Rollouts, advantages: Advantages) -> dict[str, float]:
-    """Rewards of the iteration's samples, and how much contrast their groups have."""
+    """Rewards and further scores of the iteration's samples, and how much contrast their groups have."""
     rewards = [[rollouts.rewards_B[row] for row in rows] for rows in rollouts.groups().values()]
     return {
         "train/reward": mean(rollouts.rewards_B),
+        **{f"train/{name}": value for name, value in mean_scores(rollouts.scores_B).items()},
         "train/samples": float(len(rollouts)),
         "train/failed_samples": float(rollouts.failed),
         "train/zero_variance_groups": float(advantages.zero_variance),
         "train/reward_variance": within_variance(rewards),
     }
+
+
+def mean_scores(scores_B: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each score over the samples that have it, by name."""
+    names = sorted({name for scores in scores_B for name in scores})
+    return {name: mean([scores[name] for scores in scores_B if name in scores]) for name in names}
 
 
 def update_metrics(sums: LossSums, first: LossSums, norms: Sequence[float], parameters: int) -> dict[str, float]:

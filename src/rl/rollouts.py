@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,8 @@ class Rollouts:
     """Position of each sample's prompt in the batch: samples of one prompt are a group."""
     seeds_B: tuple[int, ...]
     rewards_B: tuple[float, ...]
+    scores_B: tuple[Mapping[str, float], ...]
+    """Of each sample, beside its reward."""
     fingerprints_B: tuple[str, ...]
     before_BSLC: Tensor
     after_BSLC: Tensor
@@ -40,6 +42,7 @@ class Rollouts:
             instances_B=tuple(result.key.instance for result, _ in made),
             seeds_B=tuple(result.key.seed for result, _ in made),
             rewards_B=tuple(result.reward for result, _ in made),
+            scores_B=tuple(result.scores for result, _ in made),
             fingerprints_B=tuple(trajectory.fingerprint for _, trajectory in made),
             before_BSLC=torch.stack([from_blob(trajectory.before_SLC) for _, trajectory in made]),
             after_BSLC=torch.stack([from_blob(trajectory.after_SLC) for _, trajectory in made]),
@@ -66,6 +69,7 @@ class Rollouts:
             instances_B=tuple(self.instances_B[row] for row in rows),
             seeds_B=tuple(self.seeds_B[row] for row in rows),
             rewards_B=tuple(self.rewards_B[row] for row in rows),
+            scores_B=tuple(self.scores_B[row] for row in rows),
             fingerprints_B=tuple(self.fingerprints_B[row] for row in rows),
             before_BSLC=self.before_BSLC[rows],
             after_BSLC=self.after_BSLC[rows],

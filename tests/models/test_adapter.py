@@ -10,7 +10,7 @@ from src.models.adapter import Conditioning, state_checksum
 from src.models.noise import initial_noise_for
 from src.models.qwen_image import QwenImageAdapter, SamplePrediction, VelocityPrediction
 from src.models.sampler import Sampler
-from src.models.schedule import qwen_image_schedule
+from src.models.schedule import diffusers_schedule
 from src.models.steps import ODE
 from src.models.tiny import PixelDecoder
 from tests.models.lively import lively_adapter
@@ -148,19 +148,19 @@ def test_equal_to_the_pipeline_of_diffusers(guidance_scale: float) -> None:
         negative_prompt=" ",
     )
     assert adapter.latent_shape == (24, 64)
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, shift_terminal=0.02, max_shift=0.9, max_image_seq_len=8192
+    )
     sampler = Sampler(
         adapter=adapter,
         rule=ODE(),
-        schedule_for=lambda steps: qwen_image_schedule(steps, image_tokens=24),
+        schedule_for=diffusers_schedule(scheduler.config, image_tokens=24, own_levels=False),
         noise_steps=5,
         batch_size=2,
     )
     cond = adapter.encode(["short", "longer"])
     ours = sampler.sample([1, 2], cond, SampleSpec(5, (), guidance_scale)).latents_BLC
 
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, shift_terminal=0.02, max_shift=0.9, max_image_seq_len=8192
-    )
     pipeline = QwenImagePipeline(
         scheduler=scheduler, vae=None, text_encoder=None, tokenizer=None, transformer=transformer
     )

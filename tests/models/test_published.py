@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import diffusers
 import numpy as np
@@ -16,58 +14,13 @@ from src.models.adapter import DiTAdapter
 from src.models.load import load_adapter
 from src.models.noise import initial_noise_for
 from src.models.packing import pack, unpack
-from src.models.sampler import Sampler, log_probs_at
-from src.models.schedule import Schedule, double_shift_schedule, flux_schedule, image_tokens, qwen_image_schedule
-from src.models.steps import FlowSDE
+from src.models.sampler import log_probs_at
+from src.models.schedule import Schedule
 from tests.models import published
+from tests.models.cases import CASES, opened, sampler_of
 from tests.models.published import PROMPTS
 
 SIZES = [(32, 32), (64, 32)]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A family, and how its pipeline and our sampler are asked for the same image."""
-
-    schedule: Any
-    call: dict[str, Any]
-    guidance: float
-    tokens: int = 96
-
-
-CASES = {
-    "qwen_image": Case(
-        lambda steps, tokens: qwen_image_schedule(steps, image_tokens=tokens),
-        {"true_cfg_scale": 4.0, "negative_prompt": " "},
-        4.0,
-        tokens=160,
-    ),
-    "sd3": Case(
-        lambda steps, tokens: double_shift_schedule(steps, shift=3.0),
-        {"guidance_scale": 4.5, "negative_prompt": ""},
-        4.5,
-    ),
-    "flux": Case(lambda steps, tokens: flux_schedule(steps, image_tokens=tokens), {"guidance_scale": 3.5}, 3.5),
-}
-
-
-def schedule_for(family: str, height: int, width: int) -> Any:
-    return lambda steps: CASES[family].schedule(steps, image_tokens(height, width))
-
-
-def opened(folders: dict[str, Path], family: str, height: int, width: int, **settings: Any) -> DiTAdapter:
-    chosen = {"dtype": "float32", "prompt_tokens": CASES[family].tokens} | settings
-    return load_adapter(folders[family], height=height, width=width, **chosen)
-
-
-def sampler_of(adapter: DiTAdapter, family: str, batch_size: int = 2, steps: int = 4) -> Sampler:
-    return Sampler(
-        adapter=adapter,
-        rule=FlowSDE(noise_level=0.7),
-        schedule_for=schedule_for(family, *adapter.image_size),
-        noise_steps=steps,
-        batch_size=batch_size,
-    )
 
 
 def pipeline_latents(family: str, noise_BLC: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -83,7 +36,7 @@ def test_the_sampler_and_diffusers_pipeline_make_the_same_image(
 ) -> None:
     """The same noise through the same steps: latents agree to rounding, images to one level."""
     adapter, seeds, prompts = opened(folders, family, height, width), [3, 4], PROMPTS[:2]
-    ours = sampler_of(adapter, family).sample(
+    ours = sampler_of(folders, adapter, family).sample(
         seeds, adapter.encode(prompts), SampleSpec(4, guidance_scale=CASES[family].guidance)
     )
     images = adapter.decode(ours.latents_BLC)
@@ -120,7 +73,7 @@ def test_packing_is_that_of_diffusers() -> None:
 @pytest.mark.parametrize("family", CASES)
 def test_samples_do_not_depend_on_their_batch(folders: dict[str, Path], family: str) -> None:
     adapter = opened(folders, family, 64, 32)
-    sampler, spec = sampler_of(adapter, family), SampleSpec(4, (1, 2), CASES[family].guidance)
+    sampler, spec = sampler_of(folders, adapter, family), SampleSpec(4, (1, 2), CASES[family].guidance)
     together = sampler.sample([1, 2, 3], adapter.encode(PROMPTS[:3]), spec)
     for row in range(3):
         alone = sampler.sample([row + 1], adapter.encode([PROMPTS[row]]), spec)
@@ -137,7 +90,7 @@ def test_the_replay_in_training_has_the_rollouts_log_probs(
     """Ratio 1, to the last bit, also in bf16 and with activations computed anew; and a gradient arrives."""
     adapter = opened(folders, family, 32, 64, dtype=dtype, gradient_checkpointing=checkpointing)
     spec, cond = SampleSpec(4, (0, 2), CASES[family].guidance), adapter.encode(PROMPTS[:2])
-    sampler = sampler_of(adapter, family)
+    sampler = sampler_of(folders, adapter, family)
     path = sampler.sample([8, 9], cond, spec).trajectory
     schedule: Schedule = sampler.schedule_for(4)
     for slot, step in enumerate(spec.stochastic_steps):

@@ -1,4 +1,6 @@
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,52 +9,82 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.models.schedule import (
-    Schedule,
-    double_shift_schedule,
-    flow_match_schedule,
-    flux_schedule,
-    qwen_image_schedule,
-)
+from src.models.schedule import Schedule, ShiftedSchedule, diffusers_schedule, flow_match_schedule
 
 QWEN_512_10 = (1, 0.92897, 0.85148, 0.76662, 0.67328, 0.57012, 0.45550, 0.32740, 0.18330, 0.02, 0)
 FLUX_512_6 = (1, 0.90374, 0.78970, 0.65249, 0.48422, 0.27300, 0)
 SD35_10 = (1, 0.96013, 0.91335, 0.85769, 0.79037, 0.70728, 0.60215, 0.46488, 0.27805, 0.00893, 0)
 
+QWEN: dict[str, Any] = {
+    "base_shift": 0.5,
+    "max_shift": 0.9,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 8192,
+    "shift_terminal": 0.02,
+    "use_dynamic_shifting": True,
+}
+FLUX: dict[str, Any] = {"shift": 3.0, "use_dynamic_shifting": True}
+SD35: dict[str, Any] = {"shift": 3.0}
+"""What decides in the scheduler_config.json of Qwen-Image, FLUX.1-dev and Stable Diffusion 3.5."""
+
+
+def of(config: Mapping[str, Any], steps: int, tokens: int = 1024) -> tuple[float, ...]:
+    return diffusers_schedule(config, image_tokens=tokens, own_levels=config is SD35)(steps).sigmas
+
 
 def test_golden_values() -> None:
     assert flow_match_schedule(4).sigmas == (1.0, 0.75, 0.5, 0.25, 0.0)
     assert flow_match_schedule(2, shift=3.0).sigmas == (1.0, 0.75, 0.0)
-    assert qwen_image_schedule(10, image_tokens=1024).sigmas == pytest.approx(QWEN_512_10, abs=6e-6)
-    assert flux_schedule(6, image_tokens=1024).sigmas == pytest.approx(FLUX_512_6, abs=6e-6)
-    assert double_shift_schedule(10, shift=3.0).sigmas == pytest.approx(SD35_10, abs=6e-6)
+    assert of(QWEN, 10) == pytest.approx(QWEN_512_10, abs=6e-6)
+    assert of(FLUX, 6) == pytest.approx(FLUX_512_6, abs=6e-6)
+    assert of(SD35, 10) == pytest.approx(SD35_10, abs=6e-6)
 
 
+@pytest.mark.parametrize("own_levels", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [QWEN, FLUX, SD35, {}, {"shift": 1.5, "shift_terminal": 0.1}, {"num_train_timesteps": 500, "shift": 2.0}],
+)
 @pytest.mark.parametrize("steps", [2, 7, 28])
-def test_equal_to_diffusers(steps: int) -> None:
-    even = np.linspace(1.0, 1 / steps, steps)
-    plain = FlowMatchEulerDiscreteScheduler(shift=1.5)
-    plain.set_timesteps(sigmas=even)
-    assert flow_match_schedule(steps, shift=1.5).sigmas == pytest.approx(plain.sigmas.tolist(), abs=1e-6)
+def test_equal_to_diffusers(steps: int, config: dict[str, Any], own_levels: bool) -> None:
+    """Asked for 4096 tokens, as its pipelines ask."""
+    scheduler = FlowMatchEulerDiscreteScheduler(**config)
+    settings = scheduler.config
+    slope = (settings.max_shift - settings.base_shift) / (settings.max_image_seq_len - settings.base_image_seq_len)
+    mu = {"mu": settings.base_shift + slope * (4096 - settings.base_image_seq_len)}
+    levels = {} if own_levels else {"sigmas": np.linspace(1.0, 1 / steps, steps)}
+    scheduler.set_timesteps(steps, **levels, **(mu if settings.use_dynamic_shifting else {}))
+    ours = diffusers_schedule(dict(settings), image_tokens=4096, own_levels=own_levels)(steps)
+    assert ours.sigmas == pytest.approx(scheduler.sigmas.tolist(), abs=1e-6)
+    plain = diffusers_schedule(config, image_tokens=4096, own_levels=own_levels)(steps)
+    assert plain == ours, "what the file leaves out has the defaults of diffusers"
 
-    sd35 = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    sd35.set_timesteps(steps)
-    assert double_shift_schedule(steps, shift=3.0).sigmas == pytest.approx(sd35.sigmas.tolist(), abs=1e-6)
 
-    qwen = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02)
-    qwen.set_timesteps(sigmas=even, mu=0.5 + 0.4 * (4096 - 256) / (8192 - 256))
-    assert qwen_image_schedule(steps, image_tokens=4096).sigmas == pytest.approx(qwen.sigmas.tolist(), abs=1e-6)
+@given(
+    steps=st.integers(1, 60),
+    shift=st.floats(0.2, 12),
+    last=st.none() | st.floats(1e-4, 0.01),
+    terminal=st.none() | st.floats(0.001, 0.3),
+)
+def test_every_shift_gives_a_valid_schedule(
+    steps: int, shift: float, last: float | None, terminal: float | None
+) -> None:
+    schedule = ShiftedSchedule(shift=shift, last=last, terminal=terminal)(steps)
+    assert schedule.steps == steps  # the constructor checks that the sigmas fall from 1 to 0
 
 
-@given(steps=st.integers(1, 60), shift=st.floats(0.2, 12), tokens=st.integers(16, 16_384))
-def test_every_builder_gives_a_valid_schedule(steps: int, shift: float, tokens: int) -> None:
-    for schedule in (
-        flow_match_schedule(steps, shift=shift),
-        qwen_image_schedule(steps, image_tokens=tokens),
-        flux_schedule(steps, image_tokens=tokens),
-        double_shift_schedule(steps, shift=shift),
-    ):
-        assert schedule.steps == steps  # the constructor checks that the sigmas fall from 1 to 0
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("_class_name", "UniPCMultistepScheduler"),
+        ("time_shift_type", "linear"),
+        ("use_karras_sigmas", True),
+        ("invert_sigmas", True),
+    ],
+)
+def test_a_scheduler_that_is_not_known_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"a scheduler with {field}=\w+ is known, got {value}"):
+        diffusers_schedule({field: value}, image_tokens=1024, own_levels=False)
 
 
 @pytest.mark.parametrize(

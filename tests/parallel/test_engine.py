@@ -65,6 +65,7 @@ class Trained:
             instances_B=(0,) * SAMPLES,
             seeds_B=tuple(range(SAMPLES)),
             rewards_B=(0.0,) * SAMPLES,
+            scores_B=({},) * SAMPLES,
             fingerprints_B=("test",) * SAMPLES,
             before_BSLC=path.before_BSLC,
             after_BSLC=path.after_BSLC,

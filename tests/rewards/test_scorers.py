@@ -20,7 +20,7 @@ from src.rl.rewards.geneval import COLORS, CLIPColors, Mask2FormerDetector, gene
 from src.rl.rewards.geneval_rules import Found
 from src.rl.rewards.jpeg import JPEGCompressibility, JPEGIncompressibility, jpeg_bytes
 from src.rl.rewards.pool import ProcessPool
-from src.rl.rewards.reward import ScoreError, score_samples
+from src.rl.rewards.reward import Score, ScoreError, score_samples
 from src.tasks.text import font_folder
 from tests.rewards.mean import Mean
 from tests.rewards.tiny_weights import save_clip, save_detector
@@ -47,13 +47,15 @@ def test_a_weighted_sum_normalises_each_term():
     assert both.score(images(), PROMPTS).tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_one_term_cannot_score_has_no_score():
+def test_terms_are_told_as_their_rewards_scored_them_and_what_one_cannot_score_has_no_score():
     bright_and_dark = np.stack([np.full((4, 4, 3), 200, np.uint8), np.zeros((4, 4, 3), np.uint8)])
     both = WeightedSum(
         terms={"mean": Term(reward=Mean(darkest=10)), "jpeg": Term(reward=JPEGCompressibility(), weight=0.0)}
     )
     good, bad = score_samples(both, bright_and_dark, PROMPTS)
-    assert good == 200.0
+    assert isinstance(good, Score)
+    assert good.value == 200.0
+    assert good.terms == {"mean": 200.0, "jpeg": pytest.approx(-jpeg_bytes(bright_and_dark[0]) / 1000)}
     assert isinstance(bad, ScoreError)
 
 

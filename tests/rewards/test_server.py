@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from src.core.types import Prompt
-from src.rl.rewards.reward import ScoreError, score_samples
+from src.rl.rewards.reward import Score, ScoreError, score_samples
 from src.rl.rewards.server import ChatServer, ServerOCR, VLMJudge
 
 IMAGES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
@@ -184,7 +184,7 @@ def test_only_the_sample_that_fails_is_lost(serve):
 
     judge = VLMJudge(server=client(serve(by_image), [], parallel=1, attempts=1))
     good, bad = score_samples(judge, IMAGES, PROMPTS)
-    assert good == 0.5
+    assert good == Score(0.5)
     assert isinstance(bad, ScoreError)
 
 

@@ -42,6 +42,7 @@ def roll_out(sampler: Sampler) -> TrainingSet:
         instances_B=(0, 1) * (SAMPLES // 2),
         seeds_B=tuple(range(SAMPLES)),
         rewards_B=(0.0,) * SAMPLES,
+        scores_B=({},) * SAMPLES,
         fingerprints_B=("test",) * SAMPLES,
         before_BSLC=path.before_BSLC,
         after_BSLC=path.after_BSLC,

@@ -32,17 +32,16 @@ class Term:
         if not 0 < self.scale < math.inf:
             raise ValueError(f"Term.scale must be positive and finite, got {self.scale}")
 
-    def score(self, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float64]:
-        """This term's share of the sum, [B]."""
-        scores_B = self.reward.score(images_BHWC, prompts).astype(np.float64)
-        return self.weight * (scores_B - self.offset) / self.scale
+    def share(self, scores_B: NDArray[np.float32]) -> NDArray[np.float64]:
+        """What the reward's scores add to the sum, [B]."""
+        return self.weight * (scores_B.astype(np.float64) - self.offset) / self.scale
 
 
 class WeightedSum:
     """The sum of terms; an image that one of them cannot score has no score.
 
     Args:
-        terms: by the names that the sum's name is made of.
+        terms: by the names that the sum's name is made of, and that their own scores have in the metrics.
     """
 
     def __init__(self, *, terms: Mapping[str, Term]) -> None:
@@ -52,6 +51,12 @@ class WeightedSum:
         self.name = "+".join(self._terms)
 
     def score(self, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        shares = [term.score(images_BHWC, prompts) for term in self._terms.values()]
+        return self.score_terms(images_BHWC, prompts)[0]
+
+    def score_terms(
+        self, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]
+    ) -> tuple[NDArray[np.float32], Mapping[str, NDArray[np.float32]]]:
+        scores = {name: term.reward.score(images_BHWC, prompts) for name, term in self._terms.items()}
+        shares = [term.share(scores[name]) for name, term in self._terms.items()]
         total_B: NDArray[np.float32] = np.sum(shares, axis=0).astype(np.float32)
-        return total_B
+        return total_B, scores

@@ -1,7 +1,8 @@
 """What a reward is, and what happens when one cannot be computed."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,28 @@ class Reward(Protocol):
         ...
 
 
+@runtime_checkable
+class Composite(Protocol):
+    """A reward made of others."""
+
+    def score_terms(
+        self, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]
+    ) -> tuple[NDArray[np.float32], Mapping[str, NDArray[np.float32]]]:
+        """What `Reward.score` gives, and the scores of the others by name, [B] each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one image got; `terms` by name, if the reward is made of others."""
+
+    value: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
 def score_samples(
     reward: Reward, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt], *, attempts: int = 2
-) -> list[float | ScoreError]:
+) -> list[Score | ScoreError]:
     """Score every image, separating those that fail from those that do not.
 
     The whole batch is tried first; if that fails, each image is scored alone, at most `attempts` times. A
@@ -49,7 +69,7 @@ def score_samples(
 
 def _score_one(
     reward: Reward, image_1HWC: NDArray[np.uint8], prompt_1: Sequence[Prompt], attempts: int
-) -> float | ScoreError:
+) -> Score | ScoreError:
     failure = ScoreError("not attempted")
     for _ in range(attempts):
         try:
@@ -59,10 +79,17 @@ def _score_one(
     return failure
 
 
-def _finite_scores(reward: Reward, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]) -> list[float]:
-    scores_B = reward.score(images_BHWC, prompts)
+def _finite_scores(reward: Reward, images_BHWC: NDArray[np.uint8], prompts: Sequence[Prompt]) -> list[Score]:
+    terms: Mapping[str, NDArray[np.float32]] = {}
+    if isinstance(reward, Composite):
+        scores_B, terms = reward.score_terms(images_BHWC, prompts)
+    else:
+        scores_B = reward.score(images_BHWC, prompts)
     if scores_B.shape != (len(prompts),):
         raise ValueError(f"reward {reward.name} returned shape {scores_B.shape} for {len(prompts)} images")
     if not np.isfinite(scores_B).all():
         raise ScoreError(f"reward {reward.name} returned a score that is not finite")
-    return [float(score) for score in scores_B]
+    return [
+        Score(float(score), {name: float(each_B[row]) for name, each_B in terms.items()})
+        for row, score in enumerate(scores_B)
+    ]
