@@ -57,20 +57,28 @@ def build_module(
         seed_bank=SeedBank(run_seed=config["seed"], select=build(explore["select"], "explore.select")),
         audit=Audit(**explore["audit"]),
         # Of ranks that come and go, all must decide alike: so it is the degree that was asked for, whatever it is now.
-        trusts=trusts(algo["old_logprob"], engine.fingerprint_at(config["parallel"]["sp_degree"])),
+        trusts=trusts(
+            algo["old_logprob"],
+            engine.fingerprint_at(config["parallel"]["sp_degree"]),
+            replays_alike=algo["micro_batch"] == sampler.batch_size or sampler.adapter.dtype == torch.float32,
+        ),
         optimizer=optimizer,
         ema=build(algo["ema"], "algo.ema") if algo["ema"] else None,
     )
 
 
-def trusts(old_logprob: str, fingerprint: str) -> Callable[[str], bool]:
+def trusts(old_logprob: str, fingerprint: str, *, replays_alike: bool) -> Callable[[str], bool]:
     """Whose log-probabilities are taken as they came: `algo.old_logprob`, for a rank with this fingerprint.
+
+    Args:
+        replays_alike: whether its replay has the arithmetic of its own samples. In half precision, passes of other
+            numbers of rows may differ by far more than a clip range (docs/models.md).
 
     Raises:
         ConfigError: the option is not known.
     """
     options: dict[str, Callable[[str], bool]] = {
-        "auto": lambda made_by: made_by == fingerprint,
+        "auto": lambda made_by: replays_alike and made_by == fingerprint,
         "rollout": lambda made_by: True,
         "recompute": lambda made_by: False,
     }

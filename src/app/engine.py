@@ -55,12 +55,11 @@ class Fingerprint:
     @classmethod
     def of(cls, adapter: DiTAdapter, batch_size: int, sp_degree: int = 1) -> Fingerprint:
         """The fingerprint of this process."""
-        parameter = next(adapter.transformer.parameters())
-        on_cpu = parameter.device.type == "cpu"
-        name = platform.machine() if on_cpu else torch.cuda.get_device_name(parameter.device)
+        on_cpu = adapter.device.type == "cpu"
+        name = platform.machine() if on_cpu else torch.cuda.get_device_name(adapter.device)
         return cls(
-            device=f"{parameter.device.type}:{name}",
-            dtype=str(parameter.dtype).removeprefix("torch."),
+            device=f"{adapter.device.type}:{name}",
+            dtype=str(adapter.dtype).removeprefix("torch."),
             sp_degree=sp_degree,
             batch_size=batch_size,
             threads=torch.get_num_threads() if on_cpu else 0,

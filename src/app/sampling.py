@@ -51,11 +51,10 @@ def build_sampler(config: Config, *, device: str, threads: int) -> Sampler:
 
 
 def _refuse_half_precision(adapter: DiTAdapter) -> None:
-    dtype = next(adapter.transformer.parameters()).dtype
-    if dtype != torch.float32:
+    if adapter.dtype != torch.float32:
         raise ConfigError(
             f"model.load.dtype must be float32 where the whole transformer is trained (model.lora=null): "
-            f"small steps are lost in the rounding of {str(dtype).removeprefix('torch.')}"
+            f"small steps are lost in the rounding of {str(adapter.dtype).removeprefix('torch.')}"
         )
 
 

@@ -193,6 +193,11 @@ class DiTAdapter(ABC):
     def device(self) -> torch.device:
         return next(self.transformer.parameters()).device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the transformer, adapters aside."""
+        return next(self.transformer.parameters()).dtype
+
     def to(self, device: torch.device) -> None:
         """Move the networks to a device."""
         for part in (self.transformer, self.prompt_encoder, self.image_decoder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ import torch
 
 from src.models.adapter import Conditioning
 from src.models.frozen import PIXELS_PER_TOKEN, PipelineEncoder, VAEDecoder
+
+# diffusers' pipelines name image processors, which nothing here uses, and transformers would warn of each.
+logging.getLogger("transformers.utils.import_utils").addFilter(
+    lambda record: "ImageProcessor` requires torchvision" not in record.getMessage()
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -94,7 +94,7 @@ def test_sequences_are_shared_where_memory_asks_for_it() -> None:
     config = composed(
         [
             *("experiment=qwen_image_ocr", "+hardware=qwen_image_h100_1280", "parallel=ulysses", "trainer.devices=4"),
-            *("model.load.height=1280", "model.load.width=1280", "algo.micro_batch=1"),
+            *("model.load.height=1280", "model.load.width=1280", "model.batch_size=1"),
             "model.load.gradient_checkpointing=false",
         ]
     )

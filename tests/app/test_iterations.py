@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from src.app.build import trusts
 from src.core.types import RequestKind, SampleRequest
 from src.models.blobs import from_blob, to_blob
 from tests.app.runs import EXPLORED, Run, assert_same_run
@@ -94,6 +95,27 @@ def test_recompute_trusts_none(inline):
     assert run.metric("train/recomputed") == [12.0] * 2
     assert run.metric("train/ratio_rollout") == pytest.approx([1.0] * 2, abs=1e-6)
     assert run.metric("train/ratio_first") == pytest.approx([1.0] * 2, abs=1e-6)
+
+
+def test_in_half_precision_passes_of_other_shapes_are_not_trusted():
+    assert trusts("auto", "here", replays_alike=True)("here")
+    assert not trusts("auto", "here", replays_alike=True)("there")
+    assert not trusts("auto", "here", replays_alike=False)("here")
+    assert trusts("rollout", "here", replays_alike=False)("there")
+
+
+# ---------------------------------------------------------------- rewards
+
+
+def test_the_terms_of_a_sum_and_the_judge_are_told(inline):
+    bright = "{_target_: src.rl.rewards.combine.Term, weight: 2.0, offset: 0.5, reward: {_target_: %s}}"
+    terms = bright % "src.rl.rewards.brightness.BrightnessReward"
+    weighted = f"+reward.reward={{_target_: src.rl.rewards.combine.WeightedSum, terms: {{bright: {terms}}}}}"
+    run = inline("~reward.reward", weighted)
+    for phase in ("train", "eval"):
+        told = run.metric(f"{phase}/reward/bright")
+        assert run.metric(f"{phase}/reward") == pytest.approx([2 * (score - 0.5) for score in told], abs=1e-6)
+        assert len(run.metric(f"{phase}/judge")) == len(told) >= 2
 
 
 # ---------------------------------------------------------------- sampling

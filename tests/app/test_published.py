@@ -134,6 +134,8 @@ def test_two_ranks_that_share_sequences_train_each_family(tmp_path: Path, weight
     assert [" sp2 " in event["fingerprint"] for event in reserved] == [True], "two ranks are one worker"
     assert run.metric("explore/explored") == [6]
     assert run.metric("train/failed_samples") == [0, 0]
+    if experiment == "qwen_image_ocr":
+        assert all(len(run.metric(f"train/reward/{term}")) == 2 for term in ("ocr", "pick_score"))
     first = run.metric("train/ratio_first")
     assert first == pytest.approx([1.0, 1.0], abs=1e-5)
     assert any(tensor.abs().max() > 0 for name, tensor in run.policy.items() if "lora_B" in name), "it was trained"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -95,3 +97,12 @@ def test_unknown_settings_and_bad_values_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             PipelineSettings(**bad)  # type: ignore[arg-type]
+
+
+def test_naming_a_family_says_nothing() -> None:
+    """Its pipelines name image processors that want packages we lack, and do without."""
+    program = "from src.models import flux, sd3; flux.flux_family(), sd3.sd3_family()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ASSETS.parent, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout + ended.stderr == ""

@@ -116,7 +116,10 @@ def test_log_probs_of_rollout_and_training_in_bf16(folders: dict[str, Path], fam
     for rows in (1, 2, 8):
         assert told(f"{rows} rows a pass", replay(half, cond, rows) - rolled_BS) < 1e-3
 
-    with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):  # as another batch shape may on a GPU
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # as another batch shape may on a GPU
         assert told("other kernels", replay(half, cond, ROWS) - rolled_BS) < 1e-1
     exact_BS = torch.from_numpy(exact_step_mathematics(sampler, path, cond, guidance))
     assert told("step mathematics in fp64", exact_BS - rolled_BS) < 1e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from src.core.types import SampleSpec
 from src.models.adapter import DiTAdapter
-from src.models.load import load_adapter
+from src.models.load import load_adapter, load_schedule
 from src.models.noise import initial_noise_for
 from src.models.packing import pack, unpack
 from src.models.sampler import log_probs_at
@@ -61,6 +62,47 @@ def test_the_sampler_and_diffusers_pipeline_make_the_same_image(
         assert image.shape == (height, width, 3)
         assert np.abs(images[row].astype(int) - image).max() <= 1
         assert (images[row] == image).mean() > 0.99
+
+
+OTHER_SCHEDULERS: dict[str, dict[str, Any]] = {
+    "qwen_image": {"shift": 1.7, "use_dynamic_shifting": False, "shift_terminal": None},
+    "sd3": {"use_dynamic_shifting": True, "base_shift": 0.3, "max_shift": 0.8, "max_image_seq_len": 300},
+    "flux": {"shift": 1.0, "use_dynamic_shifting": False},  # as FLUX.1-schnell has it
+}
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_noise_schedule_is_that_of_the_model_folder(tmp_path: Path, folders: dict[str, Path], family: str) -> None:
+    """Of another model of the family, too: what its pipeline runs."""
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(folders[family])
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_config(
+        pipeline.scheduler.config, **OTHER_SCHEDULERS[family]
+    )
+    pipeline.save_pretrained(tmp_path)
+    usual, other = (load_schedule(folder, height=64, width=32)(3) for folder in (folders[family], tmp_path))
+    assert usual != other
+    size = {"height": 64, "width": 32, "num_inference_steps": 3, "output_type": "latent"}
+    pipeline(PROMPTS[0], **size, **CASES[family].call, max_sequence_length=CASES[family].tokens)
+    assert other.sigmas == pytest.approx(pipeline.scheduler.sigmas.tolist(), abs=1e-6)
+
+
+def test_a_scheduler_that_is_not_known_is_named(tmp_path: Path, folders: dict[str, Path]) -> None:
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "model_index.json").write_text((folders["flux"] / "model_index.json").read_text())
+    file = tmp_path / "scheduler" / "scheduler_config.json"
+    for content, message in (
+        ('{"time_shift_type": "linear"}', "time_shift_type=exponential is known, got linear"),
+        ('{"shift": 0}', "shift must be positive"),
+        ("[]", "scheduler_config.json: "),
+        ("no JSON", "scheduler_config.json: "),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            load_schedule(tmp_path, height=32, width=32)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"scheduler_config\.json: .*No such file"):
+        load_schedule(tmp_path, height=32, width=32)
 
 
 def test_packing_is_that_of_diffusers() -> None:
