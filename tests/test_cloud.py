@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shlex
+import shutil
+import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.app.processes import wait_for
+from tests.app.raylets import STARTED
 
 ROOT = Path(__file__).parents[1]
 CLOUD = ROOT / "cloud"
@@ -133,9 +142,121 @@ def test_the_scripts_are_there_and_bash_can_read_them(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_scripts_use_the_variables_that_their_task_declares(name):
     declared = {*task(name)["secrets"], *task(name).get("envs", {})}
-    told = declared | {"RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", "WANDB_API_KEY"}
+    told = declared | {"HOME", "PATH", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", "WANDB_API_KEY"}
     text = script("environment.sh") + "".join((ROOT / path).read_text() for path in scripts_of(name))
     assert set(re.findall(r"\$\{?([A-Z_]{4,})", text)) <= told
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user with an empty home folder."""
+    return {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:/usr/local/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+
+
+def put_command(account: Mapping[str, str], name: str, text: str) -> None:
+    file = Path(account["HOME"], "bin", name)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+    file.chmod(0o755)
+
+
+def run_script(account: Mapping[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, env=account, capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_each_spot_node_is_a_job_that_knows_the_head(account):
+    put_command(account, "ssh", 'echo "$@" >> ~/asked; echo 10.0.0.1:6379')
+    put_command(account, "sky", 'echo "$@" >> ~/asked')
+    assert run_script(account, "bash", "cloud/spot_nodes.sh", "2").returncode == 0
+    asked = Path(account["HOME"], "asked").read_text().splitlines()
+    assert asked[0] == "spotlight cat spotlight_head"
+    assert [line.split("--name ")[1].split()[0] for line in asked[1:]] == ["spotlight-spot-1", "spotlight-spot-2"]
+    for line in asked[1:]:
+        assert "--env HEAD_ADDRESS=10.0.0.1:6379 " in line
+        assert line.endswith(" cloud/spot.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("spot_nodes.sh", "how many spot nodes"),
+        ("setup.sh", "needs uv"),
+        ("start_head.sh", "the Ray cluster needs a token"),
+        ("join.sh", "the Ray cluster needs a token"),
+    ],
+)
+def test_what_a_script_needs_is_said_in_one_line(account, tmp_path, name, message):
+    (tmp_path / "cloud").symlink_to(CLOUD)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    env = account | {"PATH": account["HOME"]}  # no uv
+    ended = subprocess.run(
+        ["/bin/bash", f"cloud/{name}"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode != 0
+    assert message in ended.stderr.splitlines()[-1]
+
+
+def test_the_environment_is_made_once_and_filled(account, tmp_path):
+    put_command(
+        account,
+        "uv",
+        'echo "$@" >> ~/asked; [ "$1" != venv ] || install -D /dev/null .venv/bin/python',
+    )
+    for _ in range(2):
+        subprocess.run(["bash", CLOUD / "setup.sh"], cwd=tmp_path, env=account, check=True)
+    install = "pip install --python .venv/bin/python -r requirements.txt"
+    assert (tmp_path / "asked").read_text().splitlines() == ["venv --python 3.11 .venv", install, install]
+
+
+@contextmanager
+def going(account: Mapping[str, str], name: str, **variables: str) -> Iterator[None]:
+    """A script of cloud/ that stays; inside, it has started a node of Ray."""
+    log = Path(account["HOME"], f"{name}.log")
+    with log.open("w") as output:
+        node = subprocess.Popen(
+            ["bash", f"cloud/{name}"],
+            cwd=ROOT,
+            env={**account, **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_for(f"the start of {name}", lambda: node.poll() is not None or STARTED in log.read_text())
+        assert node.poll() is None, log.read_text()
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the scripts want the environment in .venv")
+def test_the_scripts_start_a_head_that_a_node_joins(account):
+    """And the page's own command sees them both."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 6379)) == 0:
+            pytest.skip("somebody listens on Ray's port")
+    sockets = tempfile.mkdtemp(prefix="ray-")  # their paths must be short
+    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": sockets}
+    try:
+        with going(account, "start_head.sh", **token, WANDB_API_KEY="key"):
+            home = Path(account["HOME"])
+            assert home.joinpath(".netrc").stat().st_mode & 0o077 == 0
+            assert home.joinpath(".ray", "auth_token").stat().st_mode & 0o077 == 0
+            address = home.joinpath("spotlight_head").read_text().strip()
+            with going(account, "join.sh", **token, HEAD_ADDRESS=address):
+                (status,) = re.findall(r"^RAY_AUTH_MODE=token ray status .*$", PAGE, re.M)
+                ended = run_script(account, "bash", "-c", f"source .venv/bin/activate; {status}")
+                assert len(re.findall(r"^ 1 node_\w+$", ended.stdout, re.M)) == 2, ended.stdout + ended.stderr
+                stranger = {**account, "RAY_AUTH_TOKEN": "0" * 64}
+                refused = run_script(stranger, "bash", "-c", f"source .venv/bin/activate; {status}")
+                assert "InvalidAuthToken" in refused.stderr
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 def test_the_labels_are_those_that_the_configuration_expects():
