@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.app.processes import assert_gone, events, kill, living, scratch_of, started, wait_for
 from tests.app.runs import TINY, Run
+from tests.app.test_average import BRIGHTNESS, EMA
 from tests.app.test_ranks import assert_same_curve, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -85,6 +88,51 @@ def test_ranks_that_nothing_happens_to_train_like_one(tmp_path: Path):
     run, one = train(tmp_path / "elastic", *ELASTIC, "trainer.devices=2"), train(tmp_path / "one")
     assert_same_curve(run, one)
     assert json.loads((run.folder / "summary.json").read_text())["status"] == "done"
+
+
+AVERAGED = (
+    *("callbacks.evaluate.every=1", "callbacks.evaluate.average=true", "data.eval_prompts=24", "algo.eval_steps=40"),
+    *(EMA, "algo.warmup_updates=0", *BRIGHTNESS),
+)
+"""Most of the time held-out images are made with the average of the weights, whose reward rounding hardly moves."""
+
+
+def test_the_average_of_the_weights_outlives_every_rank_that_made_it(tmp_path: Path):
+    """Both first ranks are killed while the average is in the model's place; in the end only newcomers know it."""
+    folder = tmp_path / "run"
+
+    def kill_in_evaluation(place: int) -> None:
+        seen = len(of_kind(folder, "policy_published"))
+
+        def averaged() -> bool:
+            return any(event["version"].endswith(".average") for event in of_kind(folder, "policy_published")[seen:])
+
+        pid = ranks_of(scratch)[place]
+        wait_for("an evaluation", averaged)
+        kill(pid)
+
+    with started(folder, *LONG, *AVERAGED, "trainer.devices=2") as parent:
+        scratch = scratch_of(parent.pid)
+        wait_for("two evaluations", lambda: len(of_kind(folder, "evaluated")) > 2, timeout_s=400)
+        known = {"generation": 0}
+        for place in (1, 0):
+            kill_in_evaluation(place)
+            known = wait_for_ranks(folder, 2, after=known["generation"])
+        before = len(of_kind(folder, "evaluated"))
+        wait_for("more evaluations", lambda: len(of_kind(folder, "evaluated")) > before + 2)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(200) == 130
+    assert [event["reason"] for event in of_kind(folder, "rank_ended")][:2] == ["killed", "killed"]
+    run = Run(folder)
+    iterations = run.checkpoint.state["iteration"]
+    one = train(tmp_path / "one", *AVERAGED, f"trainer.max_steps={iterations}")
+    assert run.metric("eval/reward") == pytest.approx(one.metric("eval/reward"), abs=1e-3)
+    ours, its, weights = run.checkpoint.tensors["ema"], one.checkpoint.tensors["ema"], one.policy
+    assert distance(ours, its) < 0.3 * distance(weights, its), "rounding apart"
+
+
+def distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    return float(sum(((weights[name] - others[name]) ** 2).sum() for name in others)) ** 0.5
 
 
 def test_ranks_that_are_all_told_to_leave_save_first(tmp_path: Path):
