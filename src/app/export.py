@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,7 +88,7 @@ def model_card(config: Config, folder: Path, *, iteration: int, averaged: bool) 
         path=model["path"],
         rank=model["lora"]["rank"],
         alpha=model["lora"]["alpha"],
-        reward=config["reward"]["reward"]["_target_"].rpartition(".")[2],
+        reward=reward_name(config["reward"]["reward"]),
         iteration=iteration,
         steps=algo["eval_steps"],
         guidance=algo["guidance_scale"],
@@ -95,3 +96,10 @@ def model_card(config: Config, folder: Path, *, iteration: int, averaged: bool) 
         folder=folder,
         average=AVERAGE if averaged else "",
     )
+
+
+def reward_name(section: Mapping[str, Any]) -> str:
+    """What people call the reward of a configuration's section: the names of a sum's terms, or its own."""
+    terms = section.get("terms", {})
+    own = section.get("function", {}).get("path") or section.get("name") or section["_target_"].rpartition(".")[2]
+    return " + ".join(terms) or str(own)

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="each prompt is drawn with each seed")
     parser.add_argument("--steps", type=int, help="denoising steps (default: algo.eval_steps)")
     parser.add_argument("--out", type=Path, default=Path("images"), help="folder for the PNG files")
-    parser.add_argument("overrides", nargs="*", help="without --run: as for train.py, such as model=qwen_image")
+    parser.add_argument(
+        "overrides", nargs="*", help="without --run: as for train.py, such as experiment=qwen_image_ocr"
+    )
     options = parser.parse_args(arguments)
     if options.run and options.overrides:
         raise ConfigError(f"a run has its own configuration: {options.overrides} cannot be given with --run")

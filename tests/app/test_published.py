@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from src.app import generate
+from src.app.export import reward_name
 from tests.app import processes
 from tests.app.runs import ROOT, Run, run_inline
 from tests.models import published
@@ -81,6 +82,19 @@ def test_these_are_all_experiments_of_published_models() -> None:
     families = {f"/model: {family}\n" for family in published.FAMILIES}
     files = (ROOT / "conf" / "experiment").glob("*.yaml")
     assert {file.stem for file in files if any(family in file.read_text() for family in families)} == set(FAMILY)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["reward=ocr"], "ocr"),
+        (["reward=pickscore"], "pick_score"),
+        (["reward=ocr_and_pickscore"], "ocr + pick_score"),
+        (["reward=function", "reward.reward.function.path=my_rewards.score"], "my_rewards.score"),
+    ],
+)
+def test_the_card_calls_the_reward_by_its_name(overrides: list[str], name: str) -> None:
+    assert reward_name(generate.composed(["experiment=sd3_ocr", *overrides])["reward"]["reward"]) == name
 
 
 @pytest.mark.slow

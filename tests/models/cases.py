@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from src.models.adapter import DiTAdapter
 from src.models.load import load_adapter, load_schedule
+from src.models.packing import unpack
 from src.models.sampler import Sampler
 from src.models.steps import FlowSDE
 
@@ -44,3 +47,9 @@ def sampler_of(
         noise_steps=steps,
         batch_size=batch_size,
     )
+
+
+def pipeline_latents(family: str, noise_BLC: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    if family != "sd3":
+        return noise_BLC
+    return unpack(noise_BLC, rows=height // 16, columns=width // 16)

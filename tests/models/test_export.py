@@ -13,8 +13,8 @@ from src.models.export import LORA_FILE, save_lora
 from src.models.lora import apply_lora
 from src.models.noise import initial_noise_for
 from src.models.packing import pack
+from tests.models.cases import CASES, opened, pipeline_latents, sampler_of
 from tests.models.published import PROMPTS
-from tests.models.test_published import CASES, opened, pipeline_latents, sampler_of
 
 TARGETS = ["attn.to_q", "attn.to_v", "attn.add_k_proj"]
 
@@ -38,13 +38,13 @@ def test_plain_diffusers_loads_the_adapter_and_makes_the_same_image(
 ) -> None:
     adapter = opened(folders, family, 32, 32)
     spec, noise = SampleSpec(4, guidance_scale=CASES[family].guidance), initial_noise_for([5], adapter.latent_shape)
-    base = sampler_of(adapter, family).sample([5], adapter.encode(PROMPTS[:1]), spec).latents_BLC
+    base = sampler_of(folders, adapter, family).sample([5], adapter.encode(PROMPTS[:1]), spec).latents_BLC
     apply_lora(adapter.transformer, rank=3, alpha=12, target_modules=TARGETS)
     with torch.no_grad():
         for parameter in adapter.transformer.parameters():
             if parameter.requires_grad:
                 parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-    ours = sampler_of(adapter, family).sample([5], adapter.encode(PROMPTS[:1]), spec).latents_BLC
+    ours = sampler_of(folders, adapter, family).sample([5], adapter.encode(PROMPTS[:1]), spec).latents_BLC
     assert (ours - base).abs().max() > 1e-2, "the adapter must change something"
     assert save_lora(adapter.transformer, tmp_path) == tmp_path / LORA_FILE
 

@@ -18,16 +18,10 @@ from src.models.packing import pack, unpack
 from src.models.sampler import log_probs_at
 from src.models.schedule import Schedule
 from tests.models import published
-from tests.models.cases import CASES, opened, sampler_of
+from tests.models.cases import CASES, opened, pipeline_latents, sampler_of
 from tests.models.published import PROMPTS
 
 SIZES = [(32, 32), (64, 32)]
-
-
-def pipeline_latents(family: str, noise_BLC: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    if family != "sd3":
-        return noise_BLC
-    return unpack(noise_BLC, rows=height // 16, columns=width // 16)
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
