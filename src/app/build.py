@@ -37,6 +37,7 @@ def build_module(
     """The training loop."""
     algo, explore = config["algo"], config["explore"]
     loss, optimizer = build(algo["loss"], "algo.loss"), build(algo["optimizer"], "algo.optimizer")
+    half = sampler.adapter.dtype != torch.float32
     with refusing("algo.optimizer"):
         optimizer([torch.zeros(1, requires_grad=True)])  # Lightning makes the real one, when it is late to refuse
     return FlowGRPO(
@@ -53,6 +54,7 @@ def build_module(
             loss=loss,
             reference=build_reference(config, sampler.adapter) if loss.kl_weight else None,
             micro_batch=algo["micro_batch"],
+            fill=half,
         ),
         seed_bank=SeedBank(run_seed=config["seed"], select=build(explore["select"], "explore.select")),
         audit=Audit(**explore["audit"]),
@@ -60,7 +62,7 @@ def build_module(
         trusts=trusts(
             algo["old_logprob"],
             engine.fingerprint_at(config["parallel"]["sp_degree"]),
-            replays_alike=algo["micro_batch"] == sampler.batch_size or sampler.adapter.dtype == torch.float32,
+            replays_alike=algo["micro_batch"] == sampler.batch_size or not half,
         ),
         optimizer=optimizer,
         ema=build(algo["ema"], "algo.ema") if algo["ema"] else None,

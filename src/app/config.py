@@ -111,7 +111,7 @@ def check_resumed(config: Config, earlier: Path, overrides: Sequence[str]) -> tu
     changed = [
         key
         for key in sorted({*before, *now})
-        if key.startswith(decisive) and key != "model.path" and before.get(key) != now.get(key)
+        if key.startswith(decisive) and key not in _PLACES and before.get(key) != now.get(key)
     ]
     given = [text.lstrip("+~").partition("=")[0] for text in overrides]
     warnings = []
@@ -121,6 +121,10 @@ def check_resumed(config: Config, earlier: Path, overrides: Sequence[str]) -> tu
             raise ConfigError(f"{told}: repeat the overrides of the first start, or give {key}= to change it")
         warnings.append(told)
     return tuple(warnings)
+
+
+_PLACES = ("model.path", "model.schedule.path")
+"""A model may have been moved: its checksum is compared when it is loaded."""
 
 
 def flat(section: Config, prefix: str = "") -> dict[str, Any]:

@@ -28,6 +28,10 @@ class Transition:
         """x' = mean + std noise."""
         return self.mean_BLC + _per_sample(self.std_B) * noise_BLC
 
+    def first(self, count: int) -> Transition:
+        """That of the first samples."""
+        return Transition(self.mean_BLC[:count], self.std_B[:count])
+
 
 class StepRule(Protocol):
     """How one denoising step is taken."""

@@ -42,15 +42,26 @@ class PolicyGradient:
         loss: the clipped loss.
         reference: the frozen policy that the KL term holds on to; None without KL term.
         micro_batch: pairs per forward and backward pass. It bounds memory and does not change the gradient.
+        fill: give every pass that many rows, the last ones with repeats: for half precision, where the last bits of a
+            velocity depend on the number of rows, and move a log-probability by more than a clip range.
     """
 
-    def __init__(self, *, sampler: Sampler, loss: ClippedLoss, reference: Reference | None, micro_batch: int) -> None:
+    def __init__(
+        self,
+        *,
+        sampler: Sampler,
+        loss: ClippedLoss,
+        reference: Reference | None,
+        micro_batch: int,
+        fill: bool = False,
+    ) -> None:
         if bool(loss.kl_weight) != (reference is not None):
             raise ValueError(f"a reference is needed just when algo.loss.kl_weight is not 0, got {loss.kl_weight}")
         self._sampler = sampler
         self._loss = loss
         self._reference = reference
         self._micro_batch = micro_batch
+        self._fill = fill
 
     @property
     def has_kl(self) -> bool:
@@ -124,34 +135,38 @@ class PolicyGradient:
         self, rollouts: Rollouts, cond: Conditioning, spec: SampleSpec, pairs: Pairs
     ) -> tuple[Tensor, Transition]:
         """Log-probabilities and distributions of the pairs' steps under the current weights."""
-        sampler = self._sampler
-        return log_probs_at(
+        sampler, filled = self._sampler, self._filled(pairs)
+        log_probs_K, transition = log_probs_at(
             sampler.adapter,
             sampler.rule,
             sampler.schedule_for(spec.steps),
-            rollouts.before_BSLC[pairs.row_K, pairs.slot_K],
-            rollouts.after_BSLC[pairs.row_K, pairs.slot_K],
-            _steps(spec, pairs),
-            cond.select(pairs.row_K),
+            rollouts.before_BSLC[filled.row_K, filled.slot_K],
+            rollouts.after_BSLC[filled.row_K, filled.slot_K],
+            _steps(spec, filled),
+            cond.select(filled.row_K),
             guidance_scale=spec.guidance_scale,
         )
+        return log_probs_K[: len(pairs)], transition.first(len(pairs))
 
     def _kl(self, data: TrainingSet, pairs: Pairs, transition: Transition) -> Tensor | None:
         """Divergence of the pairs' steps from those of the reference policy."""
         if self._reference is None:
             return None
-        sampler = self._sampler
+        sampler, filled = self._sampler, self._filled(pairs)
         with self._reference.active(sampler.adapter):
             frozen = step_transition(
                 sampler.adapter,
                 sampler.rule,
                 sampler.schedule_for(data.spec.steps),
-                data.rollouts.before_BSLC[pairs.row_K, pairs.slot_K],
-                _steps(data.spec, pairs),
-                data.cond.select(pairs.row_K),
+                data.rollouts.before_BSLC[filled.row_K, filled.slot_K],
+                _steps(data.spec, filled),
+                data.cond.select(filled.row_K),
                 guidance_scale=data.spec.guidance_scale,
             )
-        return gaussian_kl(transition, frozen.mean_BLC)
+        return gaussian_kl(transition, frozen.first(len(pairs)).mean_BLC)
+
+    def _filled(self, pairs: Pairs) -> Pairs:
+        return pairs.filled(self._micro_batch) if self._fill else pairs
 
     def _terms(self, data: TrainingSet, pairs: Pairs, transition: Transition) -> StepTerms | None:
         if data.old_means_BSLC is None:

@@ -108,6 +108,11 @@ class Pairs:
         """The part of one of several ranks: successive pairs, as many on each as possible."""
         return Pairs(self.row_K.tensor_split(ranks)[rank], self.slot_K.tensor_split(ranks)[rank])
 
+    def filled(self, count: int) -> Pairs:
+        """The same, and repeats of the first one up to `count`."""
+        missing = max(count - len(self), 0)
+        return Pairs(*(torch.cat([each, each[:1].expand(missing)]) for each in (self.row_K, self.slot_K)))
+
     def split(self, size: int) -> list[Pairs]:
         """Micro-batches of at most `size` pairs."""
         return [

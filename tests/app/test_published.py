@@ -12,10 +12,12 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
 from src.app import generate
+from src.app.config import ConfigError, check_resumed
 from src.app.export import reward_name
 from tests.app import processes
 from tests.app.runs import ROOT, Run, run_inline
@@ -95,6 +97,14 @@ def test_these_are_all_experiments_of_published_models() -> None:
 )
 def test_the_card_calls_the_reward_by_its_name(overrides: list[str], name: str) -> None:
     assert reward_name(generate.composed(["experiment=sd3_ocr", *overrides])["reward"]["reward"]) == name
+
+
+def test_a_run_goes_on_with_a_model_that_was_moved_and_not_with_other_images(tmp_path: Path) -> None:
+    earlier = tmp_path / "config.yaml"
+    earlier.write_text(yaml.safe_dump(generate.composed(["experiment=sd3_ocr", "model.path=here/sd3"])))
+    assert check_resumed(generate.composed(["experiment=sd3_ocr", "model.path=there/sd3"]), earlier, ()) == ()
+    with pytest.raises(ConfigError, match=r"model\.load\.height is 1280, the checkpoint was made with 512"):
+        check_resumed(generate.composed(["experiment=sd3_ocr", "model.load.height=1280"]), earlier, ())
 
 
 @pytest.mark.slow

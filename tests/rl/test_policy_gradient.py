@@ -59,9 +59,10 @@ def gradient_of(
     micro_batch: int = len(ALL_PAIRS),
     kl_weight: float = 0.0,
     reference: Reference | None = None,
+    fill: bool = False,
 ) -> Tensor:
     loss = ClippedLoss(clip_range=0.5, kl_weight=kl_weight)
-    policy = PolicyGradient(sampler=sampler, loss=loss, reference=reference, micro_batch=micro_batch)
+    policy = PolicyGradient(sampler=sampler, loss=loss, reference=reference, micro_batch=micro_batch, fill=fill)
     transformer = sampler.adapter.transformer
     transformer.zero_grad(set_to_none=True)
     policy.backward(data, ALL_PAIRS, scale=1 / len(ALL_PAIRS), backward=lambda part: part.backward())
@@ -135,6 +136,21 @@ def test_log_probabilities_are_computed_where_the_model_is():
     log_probs_BS, means_BSLC = policy.old_policy(rollouts, cond, SPEC)
     assert log_probs_BS.device == means_BSLC.device == meta
     assert policy.log_probs(rollouts, cond, SPEC, [3, 1]).device == meta
+
+
+def test_filled_passes_have_equally_many_rows_and_the_same_gradient():
+    sampler, rows = make_sampler(FlowSDE(noise_level=0.7)), set()
+    data, reference = roll_out(sampler), FrozenCopy(sampler.adapter.transformer)
+    how = {"micro_batch": 5, "kl_weight": 0.1, "reference": reference}
+    move(sampler)
+    whole = gradient_of(sampler, data, **how)
+    assert len(ALL_PAIRS) % 5
+    with sampler.adapter.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.add(len(kwargs["hidden_states"])), with_kwargs=True
+    ):
+        filled = gradient_of(sampler, data, **how, fill=True)
+    assert rows == {5}
+    torch.testing.assert_close(filled, whole, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 5, 12])
