@@ -23,16 +23,16 @@ from benchmarks.evidence.systems import (
     ABLATIONS,
     BASELINES,
     BEYOND,
-    LEARNING_RATES,
     LEVERS,
     LEVERS_ON,
     PODS,
+    SLOWER,
     SPOTLIGHT,
     SYSTEMS,
     TRACES,
     System,
 )
-from benchmarks.evidence.tables import effort_table, figures, goals, ratio_table, scores
+from benchmarks.evidence.tables import effort_table, figures, goals, judged, ratio_table, scores
 from benchmarks.output import print_figures, say
 from src.core.stats import mean
 
@@ -42,8 +42,10 @@ TUNED_ON = 2
 
 def best_rate(system: System, store: Store, seeds: Sequence[int]) -> float:
     """The learning rate with the best mean score over a run's evaluations, on a calm market."""
+    if len(system.rates) == 1:
+        return system.rates[0]
     runs = {
-        rate: [planned(system, learning_rate=rate, seed=seed) for seed in seeds[:TUNED_ON]] for rate in LEARNING_RATES
+        rate: [planned(system, learning_rate=rate, seed=seed) for seed in seeds[:TUNED_ON]] for rate in system.rates
     }
     rows = iter(store.rows([run for group in runs.values() for run in group]))
     means = {rate: mean([mean(scores(next(rows))) for _ in group]) for rate, group in runs.items()}
@@ -94,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="2 seeds, 2 markets, half the iterations, no tuning")
     parser.add_argument("--full", action="store_true", help="ablations and what else was tried, too")
     parser.add_argument("--table", action="store_true", help="print markdown instead of the JSON line")
+    parser.add_argument("--by-judge", action="store_true", help="the judge's scores instead of the reward's")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("results/evidence"), help="where runs are kept")
     options = parser.parse_args(arguments)
@@ -105,16 +108,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         iterations = system.iterations // 2 if options.quick else None
         kind = system.learns or system.name
         if kind not in rates:
-            rates[kind] = LEARNING_RATES[0] if options.quick else best_rate(system, store, seeds)
+            rates[kind] = system.rates[0] if options.quick else best_rate(system, store, seeds)
         found[system.name] = rows_of(system, store, rates[kind], seeds, traces, iterations)
     baselines = [system.name for system in BASELINES]
-    ours = [system.name for system in (SPOTLIGHT, *BEYOND) if system.market]
+    ours = [system.name for system in (SPOTLIGHT, *BEYOND, *SLOWER) if system.market]
     tables: list[dict[str, list[Row]]] = [found]
     if options.full:
         tables.append(levers(store, rates[PODS.learns], found[PODS.name]))
         tables.append(ablations(store, rates, found))
     store.close()
-    (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
+    if options.by_judge:
+        tables = [{name: judged(rows) for name, rows in table.items()} for table in tables]
+        found = tables[0]
+    else:
+        (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
     if options.table:
         wanted = goals({name: found[name] for name in baselines})
         print(*(ratio_table(found, baselines, name) for name in ours), sep="\n\n", end="\n\n")

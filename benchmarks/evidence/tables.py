@@ -18,6 +18,11 @@ def scores(row: Row) -> list[float]:
     return [point["reward"] for point in row["curve"]]
 
 
+def judged(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The same runs with the independent judge's scores in place of the reward's."""
+    return [{**row, "curve": [{**point, "reward": point["judge"]} for point in row["curve"]]} for row in rows]
+
+
 def plateau(rows: Sequence[Row]) -> float:
     """The mean over runs of their last evaluations."""
     return mean([mean(scores(row)[-PLATEAU:]) for row in rows])

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.evidence import systems
 from benchmarks.evidence.figure import COLOURS
 from benchmarks.evidence.runs import Store, curve, planned, with_scores
-from benchmarks.evidence.tables import comparison, effort_of, effort_table, figures, goals, plateau, ratio_table
+from benchmarks.evidence.tables import comparison, effort_of, effort_table, figures, goals, judged, plateau, ratio_table
 from benchmarks.job import ROOT, resolved
 
 RISE = [0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
@@ -130,3 +130,11 @@ def test_a_run_is_the_same_wherever_the_project_is():
 
 def test_every_system_has_a_colour():
     assert len(set(COLOURS)) >= len(systems.SYSTEMS)
+
+
+def test_the_judge_may_be_the_yardstick():
+    of = row("flow")
+    doubting = {**of, "curve": [{**point, "judge": point["reward"] / 2} for point in of["curve"]]}
+
+    assert plateau(judged([doubting])) == pytest.approx(0.4)
+    assert plateau([doubting]) == pytest.approx(0.8)
