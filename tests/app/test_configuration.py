@@ -18,6 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.app.config import ConfigError, build, build_market, spot_places, spot_teams
 from src.core.types import Prompt
+from src.models import load
+from src.models.schedule import ShiftedSchedule
 from src.rl.rewards import clip
 from tests.app.runs import EXPLORED, ROOT, TINY, composed, configuration, run_inline
 
@@ -59,9 +61,15 @@ class Downloaded(SimpleNamespace):
         return lambda *args: self
 
 
+def published_schedule(path: str, *, revision: str | None = None, height: int, width: int) -> ShiftedSchedule:
+    """Stands in for `load_schedule`, whose arguments it has."""
+    return ShiftedSchedule(shift=3.0)
+
+
 @pytest.fixture
 def _hub(monkeypatch):
     monkeypatch.setattr(clip, "load_clip", lambda *args: (Downloaded(), Downloaded()))
+    monkeypatch.setattr(load, "load_schedule", published_schedule)
 
 
 def with_option(group: str, option: str) -> DictConfig:
@@ -301,3 +309,8 @@ def test_what_only_the_training_rank_can_refuse_names_its_key_too(inline, overri
     with pytest.raises(ValueError, match=r".") as refused:
         inline(override)
     assert [text for text in LATE[override] if text not in str(refused.value)] == []
+
+
+def test_the_stand_in_for_the_hub_takes_what_it_stands_for():
+    real, stand_in = (inspect.signature(each).parameters for each in (load.load_schedule, published_schedule))
+    assert [*real] == [*stand_in]
