@@ -3,8 +3,8 @@
 python -m benchmarks.hardware [hydra overrides ...]      # overrides of experiment=tiny_text
 
 The product trains in one process, beside a neighbour (benchmarks/neighbour.py) that samples on the last core as a spot
-worker would: in a job both are busy. Each figure is the median over iterations. They are the measured figures of
-conf/hardware/local_cpu.yaml; `train` holds what the trainer does besides, at the given sizes.
+worker would: in a job both are busy. Each figure is the median over iterations; `train` holds what the trainer does
+besides, at the given sizes. Those of conf/hardware/local_cpu.yaml were measured without the neighbour.
 """
 
 from __future__ import annotations

@@ -159,7 +159,9 @@ def build_training(
     """Everything that trains the sampler's model, ready for `trainer.fit(module, data)`; `world` of several ranks."""
     identity = RunIdentity(run=cluster.run, seed=config["seed"], incarnation=cluster.incarnation)
     torch.manual_seed(seeds.derive("torch", config["seed"]))  # nothing of ours draws from it; a model's dropout would
-    base = state_checksum(sampler.adapter.transformer.state_dict())  # with LoRA the frozen weights too
+    sigmas = torch.tensor(sampler.schedule_for(config["algo"]["steps"]).sigmas)
+    weights = sampler.adapter.transformer.state_dict()  # with LoRA the frozen weights too
+    base = state_checksum({**weights, "sigmas": sigmas})
     module = build_module(config, identity, cluster, sampler, engine)
     callbacks = build_callbacks(config, folder, base, resume)
     if isinstance(world, ElasticWorld):

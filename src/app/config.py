@@ -124,7 +124,7 @@ def check_resumed(config: Config, earlier: Path, overrides: Sequence[str]) -> tu
 
 
 _PLACES = ("model.path", "model.schedule.path")
-"""A model may have been moved: its checksum is compared when it is loaded."""
+"""A model may have been moved: the checksum of its weights and noise levels is compared when it is loaded."""
 
 
 def flat(section: Config, prefix: str = "") -> dict[str, Any]:

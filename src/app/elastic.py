@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ def come_in(
 
     def connect(shared: Engine) -> RayCluster:
         once = OnceOnly(host, number=lambda: world.number)
-        return RayCluster(host, engine=shared, member=member, speaks_to=once)
+        leader = replace(member, gpus=world.mesh.snapshot.sp_degree)  # it serves for its whole group
+        return RayCluster(host, engine=shared, member=leader, speaks_to=once)
 
     world.on_change(follow)
     world.enter()

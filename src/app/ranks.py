@@ -203,8 +203,8 @@ class ElasticRanks(Ranks):
         match action:
             case mk.Return(node):
                 self._there.add(node)
-                self._places = [place for place in self._places if not place.is_on(node)]
                 if not self._is_finished:
+                    self._places = [place for place in self._places if not place.is_on(node)]
                     self._occupy(node)
             case mk.Notice(node, grace_s):
                 self._there.discard(node)
@@ -243,7 +243,11 @@ class ElasticRanks(Ranks):
         again = not over and place.restarts < self._restarts
         self._fleet.leave(self._name(place), reason)
         self._fleet.record("rank_ended", rank=place.rank, worker=self._name(place), reason=reason, restarts=again)
-        if not (left or gone):
+        if left or gone:
+            self._processes.remove(place.process)
+            with place.process:  # closes its pipes: a market may bring any number of them
+                pass
+        else:
             self._failures.append((place.rank, place.process, code))
         if again:
             self._replace(place)

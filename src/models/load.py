@@ -67,7 +67,7 @@ def load_schedule(path: str | Path, *, revision: str | None = None, height: int,
             image_tokens=image_tokens(height, width),
             own_levels=pipeline in SCHEDULER_MAKES_LEVELS,
         )
-    except (OSError, TypeError, ValueError) as error:
+    except (ArithmeticError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from error
 
 

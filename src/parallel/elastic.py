@@ -321,6 +321,7 @@ class ElasticWorld:
             generation=number,
         )
         self._mesh.set_timeout(_FORM_TIMEOUT_S)
+        self._store.set_timeout(timedelta(seconds=_FORM_TIMEOUT_S))  # NCCL asks it at each group's first collective
         self._wires = Wires(self._gather)
         formed_s = monotonic_s()
         for follow in self._followers:

@@ -155,7 +155,8 @@ class Mesh:
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long a collective may take from now on."""
-        groups = (self.world, self.sequence, self.data, self.alone, self.world_objects, self.sequence_objects)
+        own = (self.world, self.sequence, self.data, self.alone, self.world_objects, self.sequence_objects)
+        groups = (None, *own)  # None: the default group, in which DeepSpeed's checkpoints have their barriers
         for group in groups:
             _set_pg_timeout(timedelta(seconds=timeout_s), group)
 

@@ -73,9 +73,9 @@ class Teams:
         self._of(member).broken(at_s, member, generation)
 
     def notice(self, at_s: float, member: str) -> None:
-        """The member will be taken away, and leaves at the next boundary."""
+        """The member will be taken away, and leaves at the next boundary; who has not come yet is not let in."""
+        self._leaving.add(member)
         if member in self._team_of:
-            self._leaving.add(member)
             self._of(member).notice(at_s, member)
 
     def dead(self, at_s: float, member: str) -> bool:

@@ -76,3 +76,13 @@ def test_a_member_of_no_team_is_nobodys_business():
     assert not made.is_changing("x")
     with pytest.raises(ValueError, match="x is in no team"):
         made.broken(1.0, "x", 0)
+
+
+def test_who_is_to_leave_before_it_has_come_is_not_let_in():
+    teams = Teams(heartbeat_timeout_s=10.0)
+    teams.found("ranks", ["a"], hold_state=True)
+    teams.notice(1.0, "b")
+    teams.enlist(2.0, "ranks", "b")
+
+    assert not teams.boundary(3.0, "a", 0)
+    assert teams.is_out("b")
