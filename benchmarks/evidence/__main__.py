@@ -122,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tables = [{name: judged(rows) for name, rows in table.items()} for table in tables]
         found = tables[0]
     else:
-        (options.out / "curves.svg").write_text(picture(found), encoding="utf-8")
+        drawn = {name: rows for name, rows in found.items() if name not in LEFT_OUT}
+        (options.out / "curves.svg").write_text(picture(drawn), encoding="utf-8")
     if options.table:
         wanted = goals({name: found[name] for name in baselines})
         print(*(ratio_table(found, baselines, name) for name in ours), sep="\n\n", end="\n\n")

@@ -10,22 +10,7 @@ from benchmarks.evidence.tables import Row
 from src.core.stats import mean
 from src.report.svg import Axis, Series, line_chart
 
-COLOURS = (
-    "#1f4e9c",
-    "#7aa2d6",
-    "#6b7280",
-    "#2e8b57",
-    "#9b2d86",
-    "#d9730d",
-    "#0f766e",
-    "#be123c",
-    "#111827",
-    "#a3a32a",
-    "#06b6d4",
-    "#7c3aed",
-    "#f472b6",
-    "#84552b",
-)
+COLOURS = ("#1f4e9c", "#7aa2d6", "#6b7280", "#2e8b57", "#9b2d86", "#d9730d", "#0f766e", "#be123c", "#111827")
 AXES = (("seconds", 3600.0, Axis("hours")), ("usd", 1.0, Axis("usd")))
 WIDTH, HEIGHT, LINE = 460, 300, 18
 STYLE = """

@@ -57,7 +57,7 @@ SLOWER = tuple(
 """At another rate than the one that does best by reward, by a hair: the judge prefers this one by far."""
 SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT, *BEYOND, *SLOWER)}
 LEFT_OUT = {"flow_grpo_all", "flow_grpo_dense", "pods", "elastic_pods", *(system.name for system in SLOWER)}
-"""Systems that a quick look can do without."""
+"""Systems that a quick look and the picture can do without."""
 
 
 def variant(of: System, what: str, *overrides: str) -> System:
