@@ -128,9 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="up to 100 workers, 10 iterations")
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--iterations", type=int, default=100)
     options = parser.parse_args(arguments)
     gc.set_threshold(100_000)  # it finds nothing: requests, leases and results are in no cycles
-    workers, iterations = ([10, 100], 10) if options.quick else (options.workers, 100)
+    workers, iterations = ([10, 100], 10) if options.quick else (options.workers, options.iterations)
     rows = [measure(count, iterations) for count in workers]
     last = rows[-1]
     print_figures(
