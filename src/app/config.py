@@ -320,8 +320,11 @@ def build_ledger(config: Config) -> Ledger:
 
 def spot_ranks(config: Config) -> list[tuple[str, int]]:
     """Node and slot of the training ranks that run on spot nodes, in the order of ranks."""
-    cluster, market = config["cluster"], build_market(config)
-    if is_virtual(config) or market is None or not cluster.get("spot_trains", False):
+    cluster = config["cluster"]
+    if is_virtual(config) or not cluster.get("spot_trains", False):
+        return []
+    market = build_market(config)
+    if market is None:
         return []
     return [(node, slot) for node in market.nodes for slot in range(cluster["workers_per_node"])]
 
