@@ -47,7 +47,7 @@ class Run:
     learning_rate: float
     seed: int
     trace: str
-    """File of the market's trace; empty for GPUs that are always there."""
+    """File of the market's trace, and its pace if that is not the trace's own; empty for GPUs that are always there."""
 
     @cached_property
     def config(self) -> Config:
@@ -68,11 +68,13 @@ class Run:
 
     @property
     def all_overrides(self) -> list[str]:
-        market = [f"market.trace={_TRACES / self.trace}"] if self.trace else []
+        file, _, pace = self.trace.partition(" x")
+        market = [f"market.trace={_TRACES / file}"] if file else []
         return [
             *COMMON,
             *self.overrides,
             *market,
+            *([f"market.time_scale={pace}.0"] if pace else []),
             f"seed={self.seed}",
             f"trainer.max_steps={self.iterations}",
             f"algo.optimizer.lr={self.learning_rate}",

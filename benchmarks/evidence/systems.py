@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 
 LEARNING_RATES = (1.5e-4, 3e-4, 6e-4)
 """Every system is run at the best of them, if it does not say otherwise."""
-TRACES = ("", "parcae_segment_lh_80_90.txt", "parcae_segment_hh_55_65.txt", "bamboo_aws_p3.csv")
-"""Markets, from calm to rough: `` is one that never takes a node."""
+TRACES = (
+    "",
+    "parcae_segment_lh_80_90.txt",
+    "parcae_segment_hh_55_65.txt",
+    "bamboo_aws_p3.csv",
+    "parcae_segment_lh_80_90.txt x2",
+)
+"""Markets: `` is one that never takes a node, `x2` a trace at twice its pace, which is the roughest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,7 @@ BASELINES = (
 )
 SPOTLIGHT = System(name="spotlight", overrides=("system=spotlight",), iterations=48, market=True)
 BEYOND = (
+    System(name="spotlight_dense", overrides=("system=spotlight_dense",), iterations=72, market=True),
     System(name="pods_dense", overrides=("system=pods_dense",), iterations=80, learns="pods_dense"),
     System(name="elastic", overrides=("system=elastic",), iterations=64, learns="random", market=True),
     System(name="elastic_pods", overrides=("system=elastic_pods",), iterations=48, learns="pods", market=True),
@@ -56,7 +63,14 @@ SLOWER = tuple(
 )
 """At another rate than the one that does best by reward, by a hair: the judge prefers this one by far."""
 SYSTEMS = {system.name: system for system in (*BASELINES, SPOTLIGHT, *BEYOND, *SLOWER)}
-LEFT_OUT = {"flow_grpo_all", "flow_grpo_dense", "pods", "elastic_pods", *(system.name for system in SLOWER)}
+LEFT_OUT = {
+    "spotlight_dense",
+    "flow_grpo_all",
+    "flow_grpo_dense",
+    "pods",
+    "elastic_pods",
+    *(system.name for system in SLOWER),
+}
 """Systems that a quick look and the picture can do without."""
 
 
@@ -87,10 +101,6 @@ ABLATIONS = {
             "callbacks.explore._target_=src.spot.callback.FreshExploration",
             "planner.seeds_per_prompt=16",
             "cluster.reserved_explores=true",
-        ),
-        replace(
-            variant(SPOTLIGHT, "G=4, 5 trained steps", "algo.group_size=4", "algo.trained_steps=5"),
-            iterations=72,
         ),
         *on_other_markets(SPOTLIGHT),
     ),

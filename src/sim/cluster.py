@@ -63,12 +63,14 @@ class VirtualCluster:
             return self._samples.make(requests)
         self.submit(requests)
         keys = [request.key for request in requests]
-        self._timeline.run(self._completion(keys))
+        with self._fleet.serving():
+            self._timeline.run(self._completion(keys))
         return self._coordinator.close(keys)
 
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         keys = [request.key for request in requests]
-        self._timeline.run(self._completion(keys), at_most_s=wait_s)
+        with self._fleet.serving():
+            self._timeline.run(self._completion(keys), at_most_s=wait_s)
         return self._coordinator.close(keys)
 
     def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
@@ -76,7 +78,8 @@ class VirtualCluster:
         self._fleet.start_granted()
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
-        self._timeline.run(self._completion(self._coordinator.explores), at_most_s=wait_s)
+        with self._fleet.serving():
+            self._timeline.run(self._completion(self._coordinator.explores), at_most_s=wait_s)
         return self._coordinator.close_exploration()
 
     def _completion(self, keys: Sequence[RequestKey]) -> Callable[[], bool]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -180,6 +181,7 @@ class VirtualFleet:
         self._samples = samples
         self._shape = shape
         self._market = market
+        self._trainer_waits = False
         self._nodes: dict[str, Node] = {}
         self._workers: dict[str, _Worker] = {}
         self._number = count()
@@ -204,6 +206,22 @@ class VirtualFleet:
     @property
     def reserved_gpus(self) -> int:
         return self._shape.reserved_gpus
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """The trainer waits: reserved GPUs serve meanwhile, and ask for leases after the spot GPUs that wait already,
+        as training ranks do (`host.work`)."""
+        self._trainer_waits = True
+        idle = [worker for worker in self._workers.values() if worker.member.role == "reserved" and not worker.run]
+        for worker in idle:
+            self._coordinator.pull(worker.name)
+        self.start_granted()
+        try:
+            yield
+        finally:
+            self._trainer_waits = False
+            for worker in idle:
+                self._coordinator.withdraw(worker.name)
 
     def start_granted(self) -> None:
         """Starts all leases that were granted."""
@@ -275,6 +293,11 @@ class VirtualFleet:
         if worker.yields:
             self._leave(worker, "left")
         else:
+            self._pull(worker)
+
+    def _pull(self, worker: _Worker) -> None:
+        """The worker asks for a lease; a reserved one only while the trainer waits."""
+        if self._trainer_waits or worker.member.role == "spot":
             self._coordinator.pull(worker.name)
 
     def _checksum(self, lease: Lease) -> str:
@@ -293,7 +316,7 @@ class VirtualFleet:
         explores = first.role == "spot" or self._shape.reserved_explores
         kinds = EVERY_KIND if explores else RESERVED_KINDS
         self._coordinator.join(Joined(member, 0, self._shape.batch_size, FINGERPRINT, frozenset(kinds), watched=False))
-        self._coordinator.pull(worker.name)
+        self._pull(worker)
         self.start_granted()
 
     def _leave(self, worker: _Worker, reason: str) -> None:

@@ -53,11 +53,12 @@ def test_rollouts_are_shared_and_training_and_publishing_take_their_time(tmp_pat
     assert cluster.now() == 61.0
     phases = [e for e in read_jsonl(tmp_path / "events.jsonl") if e["kind"] == "phase"]
     assert [(e["name"], e["start_s"], e["end_s"]) for e in phases] == [("rollout", 2.0, 21.0), ("train", 21.0, 61.0)]
+    # Spot GPUs waited already; training ranks ask when they need samples.
     assert log(tmp_path, "lease_granted")[:4] == [
-        "2 lease_granted reserved-reserved-0.0 2",
-        "2 lease_granted reserved-reserved-1.0 2",
         "2 lease_granted spot-node0-0.0 2",
         "2 lease_granted spot-node0-1.0 2",
+        "2 lease_granted reserved-reserved-0.0 2",
+        "2 lease_granted reserved-reserved-1.0 2",
     ]
 
 
