@@ -1,6 +1,6 @@
 """How fast a team of spot workers recovers from the loss of a member, and how fast it grows.
 
-python -m benchmarks.recovery [--events 50] [--restarts 10]
+python -m benchmarks.recovery [--sizes 20MB 1GB] [--events 50] [--restarts 50]      # over an hour in all
 
 A real fleet: Ray, coordinator, and three workers of the tiny model that share sequences, and have work when something
 happens. The weights (trained ones, published by the trainer, and frozen ones in the model's folder) are filled up with
@@ -403,24 +403,25 @@ def seconds(run: Callable[[], None]) -> float:
     return monotonic_s() - begun_s
 
 
+SIZES: Mapping[str, int] = {"20MB": 15 * 10**6, "1GB": 10**9}
+"""Bytes of ballast: the tiny model has 5 MB of weights."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=50, help="kills, and as many notices, at 20 MB")
-    parser.add_argument("--restarts", type=int, default=10, help="new processes and cold restarts, at 20 MB")
-    parser.add_argument("--quick", action="store_true", help="one event of each kind: a test")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="of the weights")
+    parser.add_argument("--events", type=int, default=50, help="kills, and as many notices, at each size")
+    parser.add_argument("--restarts", type=int, default=50, help="new processes and cold restarts, at each size")
+    parser.add_argument("--quick", action="store_true", help="one event of each kind, at 20 MB: a test")
     options = parser.parse_args(arguments)
     quiet()
     torch.set_num_threads(1)
     events, restarts = (1, 1) if options.quick else (options.events, options.restarts)
-    few = max(1, events // 5)
-    sizes: Mapping[str, tuple[int, dict[str, int]]] = {
-        "20MB": (15 * 10**6, {"kills": events, "notices": events, "freezes": max(1, events // 10)}),
-        "1GB": (10**9, {"kills": few, "notices": few, "freezes": 0}),
-    }
+    kinds = {"kills": events, "notices": events, "freezes": max(1, events // 10), "restarts": restarts}
     figures: dict[str, Any] = {}
-    for name, (ballast, counts) in list(sizes.items())[: 1 if options.quick else None]:
-        recovery = summary(measure(ballast, **counts, restarts=restarts if name == "20MB" else max(1, restarts // 3)))
-        figures[name] = {**recovery, "copy": copies(ballast, 3 if options.quick else 10)}
+    for name in options.sizes[: 1 if options.quick else None]:
+        recovery = summary(measure(SIZES[name], **kinds))
+        figures[name] = {**recovery, "copy": copies(SIZES[name], 3 if options.quick else 10)}
     print_figures("recovery", {"team": TEAM, "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, **figures})
 
 
