@@ -22,7 +22,8 @@ from typing import Any
 from benchmarks.output import print_figures, say
 from src.core.clock import cpu_s, monotonic_s
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import ClusterShape, VirtualFleet
+from src.sim.fleet import VirtualFleet
+from src.sim.shape import ClusterShape
 from src.sim.synthetic import RewardModel, SyntheticJob
 from src.sim.timeline import Timeline
 from src.spot.coordinator import Coordinator

@@ -35,7 +35,8 @@ from src.app.sampling import build_rank_engine, build_worker_engine
 from src.app.summary import five_lines
 from src.core.types import PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import ClusterShape, Samples, VirtualFleet
+from src.sim.fleet import VirtualFleet
+from src.sim.shape import ClusterShape, Samples
 from src.sim.synthetic import RewardModel, SyntheticJob
 from src.sim.timeline import Timeline
 from src.sim.workload import WorkDurations
@@ -172,7 +173,7 @@ class _Following(pl.Callback):
 
 
 class EngineSamples:
-    """Real samples for a virtual cluster (`sim.fleet.Samples`), made in whole batches of the engine.
+    """Real samples for a virtual cluster (`sim.shape.Samples`), made in whole batches of the engine.
 
     A sample is a function of its request and the weights, whoever makes it and when. So what else is queued is made
     together with what is asked for first, and what nobody waits for any more is never made, though a virtual worker was

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from src.core.clock import Clock
 from src.core.types import Exploration, PolicyVersion, RequestKey, RequestKind, SampleRequest, SampleResult
-from src.sim.fleet import Durations, Node, Samples, VirtualFleet
+from src.sim.fleet import Node, VirtualFleet
+from src.sim.shape import Durations, Samples
 from src.sim.timeline import Timeline
 from src.spot import weights
 from src.spot.coordinator import Coordinator

@@ -30,7 +30,7 @@ from src.sim.cluster import VirtualCluster
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel:
-    """Samples whose rewards are normal within a prompt (`fleet.Samples`).
+    """Samples whose rewards are normal within a prompt (`shape.Samples`).
 
     reward = level_p + spread (sqrt(persistence) z_seed + sqrt(1 - persistence) z_seed,policy)
 

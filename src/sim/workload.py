@@ -95,7 +95,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkDurations:
-    """How long everything takes in a job on a virtual cluster (`fleet.Durations`).
+    """How long everything takes in a job on a virtual cluster (`shape.Durations`).
 
     Args:
         workload: what the job's work stands for.

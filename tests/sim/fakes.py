@@ -8,7 +8,8 @@ from pathlib import Path
 
 from src.core.types import SampleRequest, SampleResult
 from src.sim.cluster import VirtualCluster
-from src.sim.fleet import ClusterShape, VirtualFleet
+from src.sim.fleet import VirtualFleet
+from src.sim.shape import ClusterShape
 from src.sim.timeline import Timeline
 from src.spot.coordinator import Coordinator
 from src.spot.market import Market
