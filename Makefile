@@ -44,7 +44,7 @@ report: setup ## Write RUN/report.html; RUN is the newest run folder by default.
 evidence-quick: setup ## Compare whole systems on virtual clusters, in minutes (docs/evidence.md).
 	$(BIN)/python -m benchmarks.evidence --quick --out outputs/evidence-quick
 
-evidence: setup ## The same with all seeds and markets: about an hour on two cores.
+evidence: setup ## The same with all systems, seeds and markets: two hours and a half on two cores.
 	$(BIN)/python -m benchmarks.evidence
 
 evidence-full: setup ## And the ablations: hours.

@@ -129,7 +129,7 @@ def test_a_run_is_the_same_wherever_the_project_is():
 
 
 def test_every_system_that_is_drawn_has_a_colour():
-    assert len(set(COLOURS)) >= len({*systems.SYSTEMS} - systems.LEFT_OUT)
+    assert len(set(COLOURS)) >= len({*systems.SYSTEMS} - systems.NOT_DRAWN)
 
 
 def test_the_judge_may_be_the_yardstick():
