@@ -8,6 +8,7 @@ of the job: it takes no virtual time and no worker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,14 +65,12 @@ class VirtualCluster:
             return self._samples.make(requests)
         self.submit(requests)
         keys = [request.key for request in requests]
-        with self._fleet.serving():
-            self._timeline.run(self._completion(keys))
+        self._wait(keys)
         return self._coordinator.close(keys)
 
     def close(self, requests: Sequence[SampleRequest], *, wait_s: float) -> list[SampleResult]:
         keys = [request.key for request in requests]
-        with self._fleet.serving():
-            self._timeline.run(self._completion(keys), at_most_s=wait_s)
+        self._wait(keys, at_most_s=wait_s)
         return self._coordinator.close(keys)
 
     def open_exploration(self, exploration: Exploration, *, behind_rollouts: bool = False) -> None:
@@ -79,9 +78,13 @@ class VirtualCluster:
         self._fleet.start_granted()
 
     def close_exploration(self, *, wait_s: float) -> list[SampleResult]:
-        with self._fleet.serving():
-            self._timeline.run(self._completion(self._coordinator.explores), at_most_s=wait_s)
+        self._wait(self._coordinator.explores, at_most_s=wait_s)
         return self._coordinator.close_exploration()
+
+    def _wait(self, keys: Sequence[RequestKey], *, at_most_s: float = math.inf) -> None:
+        """Lets time pass until all keys have their results; the reserved GPUs serve meanwhile."""
+        with self._fleet.serving():
+            self._timeline.run(self._completion(keys), at_most_s=at_most_s)
 
     def _completion(self, keys: Sequence[RequestKey]) -> Callable[[], bool]:
         """Tells whether all keys have their results, those included that are still added; looks at each once."""

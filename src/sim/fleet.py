@@ -131,16 +131,17 @@ class VirtualFleet:
     def serving(self) -> Iterator[None]:
         """The trainer waits: reserved GPUs serve meanwhile, and ask for leases after the spot GPUs that wait already,
         as training ranks do (`host.work`)."""
+        reserved = [worker for worker in self._workers.values() if worker.member.role == "reserved"]
         self._trainer_waits = True
-        idle = [worker for worker in self._workers.values() if worker.member.role == "reserved" and not worker.run]
-        for worker in idle:
-            self._coordinator.pull(worker.name)
+        for worker in reserved:
+            if worker.run is None:
+                self._pull(worker)
         self.start_granted()
         try:
             yield
         finally:
             self._trainer_waits = False
-            for worker in idle:
+            for worker in reserved:
                 self._coordinator.withdraw(worker.name)
 
     def start_granted(self) -> None:
