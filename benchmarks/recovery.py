@@ -412,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="of the weights")
     parser.add_argument("--events", type=int, default=50, help="kills, and as many notices, at each size")
     parser.add_argument("--restarts", type=int, default=50, help="new processes and cold restarts, at each size")
-    parser.add_argument("--quick", action="store_true", help="one event of each kind, at 20 MB: a test")
+    parser.add_argument("--quick", action="store_true", help="one event of each kind, at the first size: a test")
     options = parser.parse_args(arguments)
     quiet()
     torch.set_num_threads(1)

@@ -70,11 +70,12 @@ class Run:
     def all_overrides(self) -> list[str]:
         file, _, pace = self.trace.partition(" x")
         market = [f"market.trace={_TRACES / file}"] if file else []
+        if pace:
+            market.append(f"market.time_scale={float(pace)}")
         return [
             *COMMON,
             *self.overrides,
             *market,
-            *([f"market.time_scale={pace}.0"] if pace else []),
             f"seed={self.seed}",
             f"trainer.max_steps={self.iterations}",
             f"algo.optimizer.lr={self.learning_rate}",

@@ -102,7 +102,7 @@ ABLATIONS = {
     ),
     SPOTLIGHT_DENSE: (
         replace(variant(SPOTLIGHT_DENSE, "lr 1.5e-4"), rates=(1.5e-4,)),
-        *on_other_markets(SPOTLIGHT_DENSE)[:2],
+        *on_other_markets(SPOTLIGHT_DENSE),
     ),
     ELASTIC_PODS: on_other_markets(ELASTIC_PODS),
     ELASTIC_DENSE: on_other_markets(ELASTIC_DENSE),
