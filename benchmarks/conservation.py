@@ -36,6 +36,9 @@ class Account:
     """Denoising steps (sample x step) of lost leases that were committed, and that had to be made again."""
     requests_lost: int
     requests_twice: int
+    regroups: int
+    regroups_resumed: int
+    """Generations of elastic groups, and those after which a lease that was begun goes on before the next one."""
 
 
 def account(log: Iterable[Event], *, commit_every: int) -> Account:
@@ -47,12 +50,14 @@ def account(log: Iterable[Event], *, commit_every: int) -> Account:
     """
     if commit_every < 1:
         raise ValueError(f"commit_every must be at least 1, got {commit_every}")
+    log = list(log)
     lives = [_Life(number, events) for number, events in enumerate(_split(log))]
     problems = [problem for life in lives for problem in life.losses(commit_every)]
     problems += [problem for life in lives for problem in life.batches()]
     problems += list(_gaps(lives))
     figures = sum((life.figures for life in lives), Counter())
     trained = [iteration for life in lives for iteration in life.trained]
+    regroups, regroups_resumed = count_regroups(log)
     return Account(
         problems=tuple(problems),
         lives=len(lives),
@@ -63,7 +68,20 @@ def account(log: Iterable[Event], *, commit_every: int) -> Account:
         repeated_steps=figures["repeated_steps"],
         requests_lost=figures["requests_lost"],
         requests_twice=figures["requests_twice"],
+        regroups=regroups,
+        regroups_resumed=regroups_resumed,
     )
+
+
+def count_regroups(log: Iterable[Event]) -> tuple[int, int]:
+    """`Account.regroups` and `Account.regroups_resumed`, also of a run that goes on."""
+    regroups, resumed = 0, set[int]()
+    for event in log:
+        if event["kind"] == "regrouped":
+            regroups += 1
+        elif event["kind"] == "lease_resumed" and regroups:
+            resumed.add(regroups)
+    return regroups, len(resumed)
 
 
 def _split(log: Iterable[Event]) -> list[list[Event]]:

@@ -1,6 +1,6 @@
 """What a spot market does to learning: whole jobs, undisturbed, on a recorded market, and there without exploration.
 
-python -m benchmarks.market                  # five seeds of three jobs, each a few minutes
+python -m benchmarks.market                  # five seeds of four jobs, each a few minutes
 python -m benchmarks.market --sync race      # what is explored in time counts, as in a job by default
 python -m benchmarks.market --quick          # two iterations of everything: a test
 
@@ -9,9 +9,12 @@ Arms, each a `python train.py experiment=tiny_text` with processes of its own:
 undisturbed      four spot workers that nobody takes away
 market           four nodes with a spot worker each, which come and go as four of a public trace did: notice, kill after
                  a grace period, return
-market_random    the same market, but trained on random seeds (planner=none)
+market_pairs     the same market; its workers share sequences in two pairs (cluster.sp_degree=2), which form anew
+                 whenever a node comes or goes
+market_random    the market, but trained on random seeds (planner=none)
 
-With --sync await, training waits for all that was asked for: then what is learnt must not depend on the market at all.
+With --sync await, training waits for all that was asked for: then what is learnt must not depend on the market at all,
+but for the rounding of sequences that are shared.
 With --sync race it depends on how much the workers get done. Spot workers are pinned to one core; the trainer has the
 other, but for processes that start. A row per job is kept in --out, so that a study that was stopped goes on.
 """
@@ -64,9 +67,11 @@ MARKET = (
 ARMS: Mapping[str, Sequence[str]] = {
     "undisturbed": (f"cluster.spot_workers={NODES}",),
     "market": MARKET,
+    "market_pairs": (*MARKET, "cluster.sp_degree=2"),
     "market_random": (*MARKET, "planner=none"),
 }
 LOSSES = ("leases_lost", "leases_resumed", "kept_steps", "repeated_steps", "requests_lost", "requests_twice")
+REGROUPS = ("regroups", "regroups_resumed")
 
 
 def run(arm: str, seed: int, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -130,6 +135,7 @@ def figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seeds": len(rewards["market"]),
         "arms": {arm: arm_figures(of_arm) for arm, of_arm in arms.items()},
         "market_minus_undisturbed": paired(rewards["market"], rewards["undisturbed"]),
+        "pairs_minus_undisturbed": paired(rewards["market_pairs"], rewards["undisturbed"]),
         "market_minus_random": paired(rewards["market"], rewards["market_random"]),
         "undisturbed_minus_random": paired(rewards["undisturbed"], rewards["market_random"]),
         "market_undisturbed_ratio": mean(rewards["market"]) / mean(rewards["undisturbed"]),
@@ -139,7 +145,7 @@ def figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def arm_figures(of_arm: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     measured = ("reward", "judge", "seeds_explored", "wall_s")
-    counted = ("nodes_taken", "workers_preempted", *LOSSES)
+    counted = ("nodes_taken", "workers_preempted", *REGROUPS, *LOSSES)
     return {
         **{name: spread([row[name] for row in of_arm]) for name in measured},
         **{name: [row[name] for row in of_arm] for name in counted},

@@ -9,12 +9,15 @@ the new generation have done a collective, and its leader has made a denoising s
 
     killed, warned   SIGKILL, SIGTERM of a random member at a random moment, until the others go on
     frozen           SIGSTOP: bounded by `heartbeat_timeout_s`, here 2 s; its successor may come at once
-    warm             from when a spare, with its libraries and frozen weights in memory, is told to join, until all
-                     three go on; it gets the trained weights from the files that its siblings have read
+    warm             from when a spare, with its libraries and weights in memory, is told to join, until all three go on
+    behind           the same, while it does not hold the published weights yet: it then copies them from the files
+                     that its siblings have read
     pause            how long those who are there make no step while somebody joins
     new              the same from when its process is started, frozen weights included
     cold             all three are killed: until all three go on, after new processes, imports, model build, weights
                      and group, as systems without elastic groups do it
+
+Kills meet a team whose spare is warm, notices one whose spare is behind.
 
 Weights alone (`copy`): files that a sibling has read (they are in the node's page cache, which all processes share),
 against files that are not in memory and come no faster than a network of 10 and 25 Gbit/s; checked and copied alike.
@@ -93,8 +96,8 @@ class Traced(ElasticEngine):
         self._trace = JsonLines(folder / f"{os.getpid()}.jsonl")
         self._number = 0
 
-    def form(self, team: str, generation: Generation, rank: int, *, store_port: int) -> None:
-        super().form(team, generation, rank, store_port=store_port)
+    def form(self, team: str, generation: Generation, rank: int, **arguments: Any) -> None:
+        super().form(team, generation, rank, **arguments)
         self._number = generation.number
         if self._group is not None:
             self._group.sum(torch.ones(1))
@@ -148,7 +151,13 @@ class NotedFleet(Fleet):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.started_s: dict[Process, float] = {}
-        self.told_s: dict[str, float] = {}
+        self.told: dict[str, tuple[float, str]] = {}
+        self.keeps_up = True
+        """Whether spares load what is published."""
+
+    def _update_spares(self) -> None:
+        if self.keeps_up:
+            super()._update_spares()
 
     def _process(self, node: str) -> Process:
         at_s = monotonic_s()
@@ -157,7 +166,7 @@ class NotedFleet(Fleet):
         return process
 
     def _run(self, slot: Any) -> None:
-        self.told_s[slot.member.name] = monotonic_s()
+        self.told[slot.member.name] = monotonic_s(), "warm" if slot.process.has_caught_up else "behind"
         super()._run(slot)
 
     def pid(self, member: str) -> int:
@@ -169,8 +178,11 @@ class NotedFleet(Fleet):
         return self._spares_wanted > 0
 
     def ready(self) -> bool:
-        """Whether all spares that are wanted are there."""
-        return len(self._spares) == self._spares_wanted and all(spare.is_ready for spare in self._spares)
+        """Whether all spares that are wanted are there, and hold what they are to hold."""
+        spares = list(self._spares)
+        return len(spares) == self._spares_wanted and all(
+            spare.is_ready and (spare.has_caught_up or not self.keeps_up) for spare in spares
+        )
 
 
 class Bench:
@@ -276,11 +288,12 @@ def blow(bench: Bench, number: signal.Signals, name: str, times: Times) -> None:
         times.setdefault("pause", []).append((collective_s - paused_s, step_s - paused_s))
     (newcomer,) = set(whole["members"]) - set(before["members"])
     if bench.fleet.has_spares:
-        times.setdefault("warm", []).append(tuple(end - bench.fleet.told_s[newcomer] for end in (collective_s, step_s)))  # type: ignore[arg-type]
+        at_s, joined = bench.fleet.told[newcomer]
     else:
         (process,) = set(bench.fleet.started_s) - known
-        at_s = bench.fleet.started_s[process]
-        times.setdefault("new", []).append((collective_s - at_s, step_s - at_s))
+        at_s, joined = bench.fleet.started_s[process], "new"
+    times.setdefault(joined, []).append((collective_s - at_s, step_s - at_s))
+    say(f"{name}: {times[name][-1]}, {joined}: {times[joined][-1]}")
 
 
 def restart(bench: Bench, times: Times) -> None:
@@ -292,6 +305,7 @@ def restart(bench: Bench, times: Times) -> None:
         os.kill(pid, signal.SIGKILL)
     _, collective_s, step_s = bench.next(before["generation"], TEAM)
     times.setdefault("cold", []).append((collective_s - at_s, step_s - at_s))
+    say(f"cold: {times['cold'][-1]}")
 
 
 @contextmanager
@@ -325,14 +339,13 @@ def measure(ballast: int, *, kills: int, notices: int, freezes: int, restarts: i
             (signal.SIGTERM, "warned", notices),
             (signal.SIGSTOP, "frozen", freezes),
         ):
-            for event in range(count):
+            bench.fleet.keeps_up = name != "warned"
+            for _ in range(count):
                 blow(bench, number, name, times)
-                say(f"{ballast} bytes, {name} {event}: {times[name][-1]}, warm {times['warm'][-1]}")
     with team(config, ballast, spares=0, seed=1) as bench:
         for _ in range(restarts):
             blow(bench, signal.SIGKILL, "killed before new", times)
             restart(bench, times)
-            say(f"{ballast} bytes, new {times['new'][-1]}, cold {times['cold'][-1]}")
     return times
 
 
@@ -420,6 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = {"kills": events, "notices": events, "freezes": max(1, events // 10), "restarts": restarts}
     figures: dict[str, Any] = {}
     for name in options.sizes[: 1 if options.quick else None]:
+        say(f"{name}, {SIZES[name]} bytes of ballast")
         recovery = summary(measure(SIZES[name], **kinds))
         figures[name] = {**recovery, "copy": copies(SIZES[name], 3 if options.quick else 10)}
     print_figures("recovery", {"team": TEAM, "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, **figures})

@@ -28,11 +28,11 @@ def seal(folder: Path, **facts: str) -> None:
     (folder / MANIFEST).write_text(json.dumps({**facts, "files": files}, indent=2) + "\n", encoding="utf-8")
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """Checks every file of `folder` against its manifest, and returns the manifest.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a sealed folder; its `files` are the sha256 of each by name. They are there, but not looked into.
 
     Raises:
-        FolderError: the folder, its manifest or a file is missing, or a file is not what was sealed.
+        FolderError: the folder, its manifest or a file is missing, or the manifest is damaged.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -41,11 +41,20 @@ def verify(folder: Path) -> dict[str, Any]:
         raise FolderError(f"{folder / MANIFEST} does not exist") from None
     except (ValueError, KeyError, TypeError) as error:
         raise FolderError(f"{folder / MANIFEST} is damaged: {error}") from error
-    for name, digest in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise FolderError(f"{name} is missing")
-        if sha256(path) != digest:
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise FolderError(f"{missing[0]} is missing")
+    return manifest
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Checks every file of `folder` against its manifest, and returns the manifest.
+
+    Raises:
+        FolderError: the folder, its manifest or a file is missing, or a file is not what was sealed.
+    """
+    manifest = read_manifest(folder)
+    for name, digest in manifest["files"].items():
+        if sha256(folder / name) != digest:
             raise FolderError(f"{name} is truncated or altered (its sha256 differs from the manifest)")
     return manifest
 

@@ -178,7 +178,8 @@ class Team(Protocol):
         """The group of this generation failed, and this process has dropped it."""
 
     def boundary(self, generation: int, *, admits: bool = True) -> bool:
-        """Whether all members are to leave the group now, between two steps; asked by the first of them.
+        """Whether all members are to leave the group now, between two steps; asked by the first of them, and by
+        all who still wait for the others' arrival.
 
         `admits` says whether it is a moment to let in who waits to join.
         """
@@ -195,8 +196,17 @@ class TeamEngine(Engine, Protocol):
     def patience_s(self) -> float:
         """How long members wait for one another in the group. A leader has to speak more often."""
 
-    def form(self, team: str, generation: Generation, rank: int, *, store_port: int) -> None:
-        """Meets the other members of the generation as its member `rank`."""
+    def form(
+        self,
+        team: str,
+        generation: Generation,
+        rank: int,
+        *,
+        store_port: int,
+        is_over: Callable[[], bool] = never,
+    ) -> None:
+        """Meets the other members of the generation as its member `rank`; `is_over` tells while it waits for them
+        whether one is lost."""
 
     def drop(self) -> None:
         """Leaves the group, if there is one: from now on the engine works alone."""

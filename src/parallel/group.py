@@ -13,8 +13,9 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +23,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo, ReduceOp
 
 from src.core.protocols import GroupLost as GroupLost
+from src.core.protocols import never
+
+T = TypeVar("T")
 
 STORE_TIMEOUT_S = 60.0
+LOOK_S = 0.25
+"""How often a member that waits for the others' arrival asks whether they still will come."""
 
 
 def serve_store(host: str = "127.0.0.1", port: int = 0, *, timeout_s: float = STORE_TIMEOUT_S) -> TCPStore:
@@ -57,6 +63,8 @@ class ElasticGroup:
         rank, size: place of this process in the group.
         timeout_s: how long a collective may take.
         arrival_s: how long the other members' arrival here may take, if not as long.
+        is_over: whether it is known meanwhile that they will not all come. Asked now and then: a member that dies
+            before all are connected is noticed by nothing else. The store must then not be used again.
         device: of the tensors.
 
     Raises:
@@ -73,6 +81,7 @@ class ElasticGroup:
         size: int,
         timeout_s: float,
         arrival_s: float | None = None,
+        is_over: Callable[[], bool] = never,
         device: torch.device,
     ) -> None:
         if not 0 <= rank < size:
@@ -84,11 +93,13 @@ class ElasticGroup:
         prefixed = PrefixStore(f"{name}/{generation}", store)
         self._backend: Any = None
         arrival = timedelta(seconds=timeout_s if arrival_s is None else arrival_s)
-        self._run(lambda: self._form(prefixed, timedelta(seconds=timeout_s), arrival, device))
+        self._run(lambda: self._form(prefixed, timedelta(seconds=timeout_s), arrival, is_over, device))
 
-    def _form(self, store: Store, timeout: timedelta, arrival: timedelta, device: torch.device) -> None:
+    def _form(
+        self, store: Store, timeout: timedelta, arrival: timedelta, is_over: Callable[[], bool], device: torch.device
+    ) -> None:
         if device.type == "cpu":
-            self._backend = ProcessGroupGloo(store, self._rank, self._size, arrival)
+            self._backend = _unless(is_over, lambda: ProcessGroupGloo(store, self._rank, self._size, arrival))
             self._backend._set_default_timeout(timeout)
         else:
             from torch.distributed import ProcessGroupNCCL
@@ -142,3 +153,27 @@ class ElasticGroup:
         except RuntimeError as error:  # torch raises nothing more exact
             self.drop()
             raise GroupLost(f"generation {self.generation}, rank {self._rank} of {self._size}: {error}") from error
+
+
+def _unless(is_over: Callable[[], bool], make: Callable[[], T]) -> T:
+    """What `make` returns. It cannot be interrupted, so when it is for nothing it is left to itself, in its thread.
+
+    Raises:
+        RuntimeError: it was for nothing. And what `make` raises.
+    """
+    made: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="arrival in a group", daemon=True).start()
+    while not made.done():
+        try:
+            made.exception(LOOK_S)
+        except TimeoutError:
+            if is_over():
+                raise RuntimeError("somebody will not come") from None
+    return made.result()

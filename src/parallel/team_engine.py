@@ -67,20 +67,31 @@ class ElasticEngine(EngineOfGroup):
         self._group: ElasticGroup | None = None
         self._store: Store | None = None
 
-    def form(self, team: str, generation: Generation, rank: int, *, store_port: int) -> None:
+    def form(
+        self,
+        team: str,
+        generation: Generation,
+        rank: int,
+        *,
+        store_port: int,
+        is_over: Callable[[], bool] = never,
+    ) -> None:
         size = len(generation.members)
         if size > 1:
-            self._store = self._store or connect_store("127.0.0.1", store_port)
+            store = self._store or connect_store("127.0.0.1", store_port)
+            self._store = None  # unless all comes well: a group that does not form may wait on it for a while
             self._group = ElasticGroup(
-                self._store,
+                store,
                 name=team,
                 generation=generation.number,
                 rank=rank,
                 size=size,
                 timeout_s=self.patience_s,
                 arrival_s=self._arrival_s,
+                is_over=is_over,
                 device=self._device,
             )
+            self._store = store
         self._sequence.enter(self._group)
         self._shareable.share(size)
 

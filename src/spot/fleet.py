@@ -34,7 +34,7 @@ from src.core.clock import RunClock
 from src.core.protocols import Engine
 from src.core.types import Member
 from src.spot import market as mk
-from src.spot import session
+from src.spot import session, weights
 from src.spot.client import call
 from src.spot.coordinator import Coordinator, CoordinatorLost
 from src.spot.host import Host
@@ -79,9 +79,9 @@ class Fleet:
         respawn: whether a lost worker is replaced while its node is there.
         market: which nodes are there. None: one, always.
         runs_on: the Ray for all of it. None: one of its own, on this machine.
-        spares: processes that have built their engine and wait to take the place of a worker. They are no members and
-            cost nothing in the ledger: they stand for a start from an image with everything in memory. On one machine
-            only: they belong to no node.
+        spares: processes that have built their engine, hold the newest policy and wait to take the place of a worker.
+            They are no members and cost nothing in the ledger: they stand for a start from an image with everything in
+            memory. On one machine only: they belong to no node.
         ranks_per_node: training ranks that are to run on each node. They are not the fleet's: who starts and ends them
             finds in `moves` what becomes of the nodes.
         teams: names of those whose workers share sequences, by (node, slot). The coordinator then needs a store.
@@ -178,6 +178,7 @@ class Fleet:
         self._losses = self.host.losses.remote()
         introduction: Introduction = call(self.host.introduce)
         self.incarnation = introduction.incarnation
+        self._weights_root = introduction.weights_root
         self._now = RunClock(elapsed_s=introduction.elapsed_s)
         if self._market is None:
             self._node_returns(LOCAL)
@@ -263,6 +264,12 @@ class Fleet:
         if len(self._spares) < self._spares_wanted and not starting:
             self._spares.append(self._process(LOCAL))
 
+    def _update_spares(self) -> None:
+        """Those that stand by load the newest policy."""
+        published = weights.versions(self._weights_root) if self._spares else []
+        for spare in self._spares if published else ():
+            spare.catch_up(self._weights_root, published[-1])
+
     # What happens
 
     def _watch(self) -> None:
@@ -294,6 +301,7 @@ class Fleet:
         if self._market is not None:
             self._follow(self._market.handle(self._now(), mk.Tick()))
         self._keep_spares()
+        self._update_spares()
         self._tell_staff()
 
     def _tell_staff(self) -> None:

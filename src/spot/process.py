@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from src.core.protocols import Engine, TeamEngine
-from src.core.types import Member
+from src.core.types import Member, PolicyVersion
+from src.spot import weights
 from src.spot.client import RayTeam, RayTransport
 from src.spot.market import Notice
 from src.spot.notices import NoticeSource, Polling, Signs, Sigterm
@@ -43,10 +45,14 @@ DEFAULTS = WorkerSettings()
 
 
 class SpotProcess:
-    """First prepares, which takes seconds, then is one member of the fleet until that ends."""
+    """First prepares, which takes seconds, then is one member of the fleet until that ends.
+
+    If it waits in between, it keeps up with what is published, and has no weights to load when it is called.
+    """
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
+        self._held: PolicyVersion | None = None
 
     def pid(self) -> int:
         return os.getpid()
@@ -60,6 +66,14 @@ class SpotProcess:
             self._engine = engine()
         finally:
             give_way(niceness=settings.niceness, cpus=settings.cpus)
+
+    def catch_up(self, root: Path, policy: PolicyVersion) -> None:
+        """Loads a published policy. If it cannot, this is left to whoever needs one."""
+        if self._engine is not None:
+            self._held = None
+            with suppress(ValueError):  # it was retired meanwhile, or is damaged, as the worker will say
+                weights.load(weights.find(root, policy), self._engine)
+                self._held = policy
 
     def run(
         self,
@@ -87,6 +101,7 @@ class SpotProcess:
                     fetch=None if is_here else partial(fetched, host),
                     commit_every=settings.commit_every,
                     notices=notices,
+                    held=self._held,
                 )
             else:
                 worker = TeamWorker(
@@ -97,6 +112,7 @@ class SpotProcess:
                     team=RayTeam(host, team=team, member=member.name),
                     commit_every=settings.commit_every,
                     notices=notices,
+                    held=self._held,
                 )
             worker.run()
             return worker.notice
@@ -113,6 +129,14 @@ class Process:
         self._pid = self._actor.pid.remote()
         self.prepared = self._actor.prepare.remote(engine, settings)
         """The reference that resolves when it has built its engine, or failed to."""
+        self._newest: PolicyVersion | None = None
+        self._caught_up: Any = None
+
+    def catch_up(self, root: Path, policy: PolicyVersion) -> None:
+        """While it waits to be called, has it load a published policy, once."""
+        if policy != self._newest and self.is_ready:
+            self._newest = policy
+            self._caught_up = self._actor.catch_up.remote(root, policy)
 
     def run(self, member: Member, team: str | None, host: Any) -> Any:
         """From now on it is that member. Returns the reference that resolves when it has ended."""
@@ -121,6 +145,11 @@ class Process:
     @property
     def is_ready(self) -> bool:
         return bool(ray.wait([self.prepared], timeout=0)[0])
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether it has loaded the newest policy that it was told of, or tried to."""
+        return self._caught_up is not None and bool(ray.wait([self._caught_up], timeout=0)[0])
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, if the process is there and on this machine: elsewhere its number is somebody else's."""

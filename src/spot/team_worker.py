@@ -20,7 +20,7 @@ from typing import Protocol
 
 from src.core.folders import FolderError
 from src.core.protocols import GroupLost, Team, TeamEngine
-from src.core.types import NO_WORK, Generation, Lease, Member
+from src.core.types import NO_WORK, Generation, Lease, Member, PolicyVersion
 from src.spot import weights
 from src.spot.members import Introduction
 from src.spot.notices import NoticeSource
@@ -48,7 +48,7 @@ class TeamWorker(Worker):
     Args:
         name: of the team.
         team: who decides about it.
-        commit_every, notices: see `Worker`.
+        commit_every, notices, held: see `Worker`.
     """
 
     def __init__(
@@ -61,8 +61,16 @@ class TeamWorker(Worker):
         team: Team,
         commit_every: int = 0,
         notices: Sequence[NoticeSource] = (),
+        held: PolicyVersion | None = None,
     ) -> None:
-        super().__init__(member=member, engine=engine, transport=transport, commit_every=commit_every, notices=notices)
+        super().__init__(
+            member=member,
+            engine=engine,
+            transport=transport,
+            commit_every=commit_every,
+            notices=notices,
+            held=held,
+        )
         self._alone = member
         self._team_name = name
         self._team = team
@@ -98,7 +106,13 @@ class TeamWorker(Worker):
         """Serves or follows until the generation ends. Raises GroupLost if it ends in an error."""
         rank = generation.members.index(self.name)
         try:
-            self._shared.form(self._team_name, generation, rank, store_port=store_port)
+            self._shared.form(
+                self._team_name,
+                generation,
+                rank,
+                store_port=store_port,
+                is_over=lambda: self._team.boundary(generation.number, admits=False),
+            )
             if rank == 0:
                 self._lead(generation)
             else:

@@ -1,7 +1,7 @@
 """How published weights get to other machines: as objects in Ray's store, one per file.
 
 The coordinator puts each file there once, however many workers ask; Ray moves it to each machine once, and from machine
-to machine. A worker writes it down, checks it against the manifest that came along, and loads it as it loads a folder.
+to machine. A worker writes it down, and loads and checks it as it does a folder.
 """
 
 from __future__ import annotations
@@ -45,15 +45,11 @@ class Shelf:
 
 @contextmanager
 def fetched(host: Any, version: PolicyVersion) -> Iterator[weights.Published]:
-    """A verified copy of a published policy, from the coordinator, in a folder that is deleted in the end.
-
-    Raises:
-        FolderError: a file is not as it was published.
-    """
+    """A copy of a published policy, from the coordinator, in a folder that is deleted in the end."""
     files: Mapping[str, Any] = call(host.weights, version)
     with tempfile.TemporaryDirectory(prefix="spotlight-weights-") as root:
         folder = weights.folder_of(Path(root), version)
         folder.mkdir()
         for name, content in zip(files, ray.get(list(files.values())), strict=True):
             content.tofile(folder / name)
-        yield weights.verify(Path(root), version)
+        yield weights.find(Path(root), version)

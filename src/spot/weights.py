@@ -10,11 +10,13 @@ synced to disk: after a power cut the job goes on from its checkpoint and publis
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from src.core import folders
+from src.core.protocols import Engine
 from src.core.types import PolicyVersion
 
 
@@ -52,21 +54,56 @@ def publish(root: Path, version: PolicyVersion, save: Callable[[Path], str]) -> 
     return Published(version, folder, checksum, size_bytes)
 
 
+def find(root: Path, version: PolicyVersion) -> Published:
+    """A published version, whose files are not looked into.
+
+    Raises:
+        FolderError: it is missing, or another version; the message names folder and file.
+    """
+    return _found(root, version, folders.read_manifest)
+
+
 def verify(root: Path, version: PolicyVersion) -> Published:
-    """Reads a published version and checks each of its files.
+    """As `find`, and checks each file.
 
     Raises:
         FolderError: it is missing, not as it was published, or another version; the message names folder and file.
     """
+    return _found(root, version, folders.verify)
+
+
+def _found(root: Path, version: PolicyVersion, read: Callable[[Path], Mapping[str, Any]]) -> Published:
     folder = folder_of(root, version)
     try:
-        manifest = folders.verify(folder)
+        manifest = read(folder)
     except folders.FolderError as error:
         raise folders.FolderError(f"weights {version} in {folder}: {error}") from error
     if manifest.get("version") != str(version):
         raise folders.FolderError(f"weights in {folder} say that they are version {manifest.get('version')}")
     size_bytes = sum((folder / name).stat().st_size for name in manifest["files"])
     return Published(version, folder, manifest["checksum"], size_bytes)
+
+
+def load(published: Published, engine: Engine) -> None:
+    """Has the engine hold a published policy. What it then holds is checked, and so are the files, in effect: they are
+    read again only to name one that is damaged, since either check takes half a second for a gigabyte.
+
+    Raises:
+        FolderError: a file is not as it was published.
+        ValueError: the engine holds another policy, and all that it would make would be rejected.
+        Exception: what the engine raises.
+    """
+    try:
+        checksum = engine.load_weights(published.folder)
+    except Exception:
+        verify(published.folder.parent, published.version)
+        raise
+    if checksum != published.checksum:
+        verify(published.folder.parent, published.version)
+        raise ValueError(
+            f"weights {published.version}: the engine holds {checksum} after loading {published.folder}, "
+            f"but {published.checksum} was published"
+        )
 
 
 def remove(root: Path, old: Iterable[PolicyVersion]) -> None:

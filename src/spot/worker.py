@@ -63,6 +63,7 @@ class Worker:
         commit_every: denoising steps from commit to commit; 0 commits at a notice only.
         notices: what may tell that the node will be taken away.
         fetch: gets the files of a policy for a while. None: they are in the folder that the coordinator names.
+        held: the policy that the engine holds already.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Worker:
         commit_every: int = 0,
         notices: Sequence[NoticeSource] = (),
         fetch: Callable[[PolicyVersion], AbstractContextManager[weights.Published]] | None = None,
+        held: PolicyVersion | None = None,
         now: Clock = monotonic_s,
     ) -> None:
         self.name = member.name
@@ -88,7 +90,7 @@ class Worker:
         self._noticed = threading.Event()
         self.notice: Notice | None = None
         """What told that the node will be taken away."""
-        self._held: PolicyVersion | None = None
+        self._held = held
 
     def join(self) -> None:
         engine = self._engine
@@ -136,17 +138,12 @@ class Worker:
     def _load(self, policy: PolicyVersion) -> None:
         self._held = None  # a load that fails half-way leaves no policy in the engine
         with self._weights(policy) as published:
-            checksum = self._engine.load_weights(published.folder)
-        if checksum != published.checksum:  # all that it would make would be rejected
-            raise ValueError(
-                f"weights {policy}: the engine holds {checksum} after loading {published.folder}, "
-                f"but {published.checksum} was published"
-            )
+            weights.load(published, self._engine)
         self._held = policy
 
     def _weights(self, policy: PolicyVersion) -> AbstractContextManager[weights.Published]:
-        """The files of a policy, each as it was published."""
-        return nullcontext(weights.verify(self._weights_root, policy)) if self._fetch is None else self._fetch(policy)
+        """The files of a policy."""
+        return nullcontext(weights.find(self._weights_root, policy)) if self._fetch is None else self._fetch(policy)
 
     def _tell(self, lease: int, step: int, commits: Sequence[Commit]) -> None:
         now_s = self._now()

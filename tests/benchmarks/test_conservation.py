@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.conservation import account
+from benchmarks.conservation import account, count_regroups
 
 ROLLOUT = {"request_kind": "rollout", "iteration": 0}
 
@@ -80,3 +80,8 @@ def test_a_restart_repeats_iterations_and_closes_the_books_of_the_life_before() 
     first = [event for event in log() if event["kind"] not in ("closed", "run_ended")]
     found = account([*first, *log()], commit_every=1)
     assert (found.problems, found.lives, found.repeated_iterations, found.leases_lost) == ((), 2, 1, 2)
+
+
+def test_regroups_are_counted_and_those_after_which_somebody_goes_on() -> None:
+    kinds = ["lease_resumed", "regrouped", "regrouped", "lease_resumed", "lease_resumed", "regrouped", "lease_granted"]
+    assert count_regroups({"kind": kind} for kind in kinds) == (3, 1)

@@ -89,10 +89,11 @@ def test_selection_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -
 @pytest.mark.timeout(600)
 def test_market_runs_every_arm_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     found = line_of("benchmarks.market", "--quick", "--out", str(tmp_path))
-    assert (tmp_path / "results.jsonl").read_text("utf-8").count("\n") == 3
+    assert (tmp_path / "results.jsonl").read_text("utf-8").count("\n") == 4
     assert line_of("benchmarks.market", "--quick", "--out", str(tmp_path)) == found
     assert found["problems"] == []
-    assert found["arms"].keys() == {"undisturbed", "market", "market_random"}
+    assert found["arms"].keys() == {"undisturbed", "market", "market_pairs", "market_random"}
+    assert found["arms"]["market"]["regroups"] == [0]
     assert found["arms"]["market_random"]["seeds_explored"]["mean"] == 0
 
 

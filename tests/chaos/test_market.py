@@ -10,13 +10,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.conservation import account
+from benchmarks.conservation import account, count_regroups
 from tests.app.processes import JOB, events, started
 from tests.dense import dense_trace
 
@@ -42,28 +41,19 @@ def train_until(enough: Callable[[list[dict[str, Any]]], bool], folder: Path, *o
     return events(folder)
 
 
-def resumed_regroups(log: list[dict[str, Any]]) -> int:
-    """Regroups after which, and before the next, somebody goes on with a lease that was begun."""
-    regroups = [index for index, event in enumerate(log) if event["kind"] == "regrouped"]
-    return sum(
-        any(event["kind"] == "lease_resumed" for event in log[start:end])
-        for start, end in pairwise([*regroups, len(log)])
-    )
-
-
 def test_spot_workers_that_share_sequences_regroup_and_go_on(tmp_path: Path) -> None:
     """Both nodes are one team."""
     trace = dense_trace(tmp_path / "dense.csv", nodes=NODES, up_s=UP_S)
     market = ["market=replay", f"market.trace={trace}", "market.nodes=2", "market.time_scale=1"]
     cluster = ["cluster.sp_degree=2", f"cluster.commit_every={COMMIT_EVERY}", "cluster.spares=2"]
     batch = ["planner.seeds_per_prompt=128", "algo.group_size=16", "market.grace_s=1.5"]
-    log = train_until(lambda log: resumed_regroups(log) >= 5, tmp_path / "run", *JOB, *batch, *market, *cluster)
-    found, resumed = account(log, commit_every=COMMIT_EVERY), resumed_regroups(log)
+    log = train_until(lambda log: count_regroups(log)[1] >= 5, tmp_path / "run", *JOB, *batch, *market, *cluster)
+    found = account(log, commit_every=COMMIT_EVERY)
     sizes = Counter(len(event["members"]) for event in log if event["kind"] == "regrouped")
-    print(f"{sizes.total()} regroups to {dict(sizes)} members, {resumed} with a resumed lease after them, {found}")
+    print(f"regroups to {dict(sizes)} members, {found}")
     assert found.problems == ()
     assert {1, 2} <= set(sizes)
-    assert resumed >= 5
+    assert found.regroups_resumed >= 5
     assert {event["gpus"] for event in log if event["kind"] == "worker_joined" and event["role"] == "spot"} == {1, 2}
 
 

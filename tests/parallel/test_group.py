@@ -113,6 +113,24 @@ def test_who_waits_for_members_that_never_come_gives_up():
         ElasticGroup(serve_store(), name="test", generation=0, rank=0, size=2, timeout_s=0.2, device=CPU)
 
 
+def test_who_hears_that_a_member_will_not_come_waits_no_longer():
+    store, asked = serve_store(), iter([False, True])
+    began_s = time.monotonic()
+    with pytest.raises(GroupLost, match="somebody will not come"):
+        ElasticGroup(
+            connect_store("127.0.0.1", store.port),
+            name="test",
+            generation=0,
+            rank=0,
+            size=2,
+            timeout_s=20.0,
+            is_over=lambda: next(asked),
+            device=CPU,
+        )
+    assert time.monotonic() - began_s < 10.0
+    assert next(asked, None) is None
+
+
 def test_a_dropped_group_says_so():
     group = ElasticGroup(serve_store(), name="test", generation=3, rank=0, size=1, timeout_s=5.0, device=CPU)
     group.sum(torch.ones(1))

@@ -71,7 +71,7 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_one_and_a_spare_takes_over(tm
         run.both_workers()
         policy = run.publish()
         for number, reason in ((signal.SIGTERM, "preempted"), (signal.SIGKILL, "killed")):
-            until(lambda: run.fleet._spares and run.fleet._spares[0].is_ready, within_s=60, what="a spare")
+            until(lambda: run.fleet._spares and run.fleet._spares[0].has_caught_up, within_s=60, what="a spare")
             asked = requests(EXPLORE, 24, policy=policy, iteration=policy.iteration + 1, first=100 * number)
             run.cluster.submit(asked)
             victim, pid = run.busy_worker()

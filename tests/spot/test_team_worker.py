@@ -61,8 +61,8 @@ class TeamScript(Script):
     def broken(self, generation):
         self.told.append(("broken", generation))
 
-    def boundary(self, generation):
-        self.told.append(("boundary", generation))
+    def boundary(self, generation, *, admits=True):
+        self.told.append(("boundary", generation) if admits else ("still here?", generation))
         return True
 
 
@@ -71,19 +71,21 @@ class TeamFake(FakeEngine):
 
     patience_s = 60.0
 
-    def __init__(self, told, lost="") -> None:
+    def __init__(self, told, lost="", waits=False) -> None:
         super().__init__()
-        self.told, self.lost = told, lost
+        self.told, self.lost, self.waits = told, lost, waits
         self.size = 1
 
     @property
     def fingerprint(self):
         return f"sp{self.size}"
 
-    def form(self, team, generation, rank, *, store_port):
+    def form(self, team, generation, rank, *, store_port, is_over):
         assert (team, store_port) == ("sp0", 7)
         self.size = len(generation.members)
         self._tell("form", generation.number, rank)
+        if self.waits and is_over():
+            raise GroupLost("form")
 
     def drop(self):
         self.size = 1
@@ -119,8 +121,8 @@ def published(tmp_path):
     return tmp_path
 
 
-def play(script: TeamScript, *, lost: str = "", notices=()) -> list[tuple]:
-    engine = TeamFake(script.told, lost)
+def play(script: TeamScript, *, lost: str = "", waits: bool = False, notices=()) -> list[tuple]:
+    engine = TeamFake(script.told, lost, waits)
     TeamWorker(name="sp0", member=MEMBER, engine=engine, transport=script, team=script, notices=notices).run()
     assert engine.size == 1, "it has left its group"
     return script.told
@@ -153,6 +155,11 @@ def test_a_leader_whose_group_breaks_gives_its_lease_back_before_it_tells(publis
 def test_a_follower_whose_group_breaks_says_so(published, lost):
     script = TeamScript(published, [Generation(1, (OTHER, ME))])
     assert play(script, lost=lost)[-3:] == [("drop",), ("broken", 1), ("next", 1)]
+
+
+def test_who_waits_for_the_others_asks_whether_they_will_come(published):
+    script = TeamScript(published, [Generation(1, (OTHER, ME))])
+    assert play(script, waits=True)[1:] == [("form", 1, 1), ("still here?", 1), ("drop",), ("broken", 1), ("next", 1)]
 
 
 @pytest.mark.parametrize(("pulled", "lost"), [(GroupLost(), "remind"), (None, "release")])
@@ -225,3 +232,10 @@ def test_under_notice_a_lease_is_given_back_and_nobody_is_called_for_it(publishe
     worker_.run()
     told = [row for row in script.told if row[0] != "notice"]
     assert told[2:6] == [("join", 2, "sp2"), ("push", 3, 0), ("boundary", 1), ("release",)]
+
+
+def test_what_a_process_loaded_while_it_stood_by_is_not_loaded_again(published):
+    script = TeamScript(published, [Generation(1, (OTHER, ME))])
+    engine = TeamFake(script.told)
+    TeamWorker(name="sp0", member=MEMBER, engine=engine, transport=script, team=script, held=V0).run()
+    assert engine.weights == ""

@@ -12,7 +12,7 @@ from src.core.types import Member, RequestKind
 from src.spot import weights
 from src.spot.worker import Worker
 from tests.spot.conftest import make_engine
-from tests.spot.fakes import saves
+from tests.spot.fakes import FakeEngine, saves
 from tests.spot.test_worker import V0, V1, Script, lease
 
 
@@ -75,9 +75,9 @@ def test_what_was_altered_on_the_way_is_not_loaded(run, tmp_path):
 
     with (
         pytest.raises(FolderError, match=r"weights\.txt is truncated or altered"),
-        fetched(Altering(), V0),
+        fetched(Altering(), V0) as published,
     ):
-        pass
+        weights.load(published, FakeEngine())
 
 
 def test_a_worker_on_another_machine_loads_what_it_fetched(run, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from src.core.types import PolicyVersion
 from src.spot import weights
-from tests.spot.fakes import saves
+from tests.spot.fakes import FakeEngine, saves
 
 V0, V1, RESTARTED = PolicyVersion(0, 0), PolicyVersion(0, 1), PolicyVersion(1, 1)
 
@@ -77,6 +77,20 @@ def test_damage_is_named(tmp_path, damage, message):
     damage(weights.publish(tmp_path, V0, saves("abc")).folder)
     with pytest.raises(ValueError, match=message):
         weights.verify(tmp_path, V0)
+    with pytest.raises(ValueError, match=message):
+        weights.load(weights.find(tmp_path, V0), FakeEngine())
+
+
+def test_an_engine_that_holds_something_else_than_it_read_is_refused(tmp_path):
+    published = weights.publish(tmp_path, V0, saves("abc"))
+
+    class Wrong(FakeEngine):
+        def load_weights(self, folder):
+            return "abd"
+
+    with pytest.raises(ValueError, match=r"weights 0\.0: the engine holds abd after loading .* but abc was published"):
+        weights.load(published, Wrong())
+    weights.load(published, FakeEngine())
 
 
 def test_a_folder_under_another_versions_name_is_refused(tmp_path):
