@@ -107,9 +107,8 @@ def outcome(folder: Path) -> dict[str, Any]:
 def rows(seeds: int, iterations: int, sync: str, time_scale: float, quick: bool, out: Path) -> list[dict[str, Any]]:
     """The rows of all jobs; those that are not in `out` yet are made and added to it."""
     file = out / "results.jsonl"
-    known = (
-        {(row["arm"], row["seed"], tuple(row["overrides"])): row for row in read_jsonl(file)} if file.exists() else {}
-    )
+    before = [row for row in read_jsonl(file) if row.keys() >= {*REGROUPS, *LOSSES}] if file.exists() else []
+    known = {(row["arm"], row["seed"], tuple(row["overrides"])): row for row in before}
     kept, found = JsonLines(file), []
     for seed in range(seeds):  # seed by seed, so that a study that was stopped compares all arms
         for arm, its_own in ARMS.items():

@@ -36,7 +36,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
+        files = manifest["files"] = dict(manifest["files"])
     except FileNotFoundError:
         raise FolderError(f"{folder / MANIFEST} does not exist") from None
     except (ValueError, KeyError, TypeError) as error:

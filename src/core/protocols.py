@@ -181,7 +181,7 @@ class Team(Protocol):
         """Whether all members are to leave the group now, between two steps; asked by the first of them, and by
         all who still wait for the others' arrival.
 
-        `admits` says whether it is a moment to let in who waits to join.
+        `admits` says whether it is a moment to end the group for the sake of who waits to join.
         """
 
 
@@ -206,7 +206,7 @@ class TeamEngine(Engine, Protocol):
         is_over: Callable[[], bool] = never,
     ) -> None:
         """Meets the other members of the generation as its member `rank`; `is_over` tells while it waits for them
-        whether one is lost."""
+        whether one is lost or leaves."""
 
     def drop(self) -> None:
         """Leaves the group, if there is one: from now on the engine works alone."""

@@ -28,7 +28,7 @@ from src.core.protocols import never
 T = TypeVar("T")
 
 STORE_TIMEOUT_S = 60.0
-LOOK_S = 0.25
+_LOOK_S = 0.25
 """How often a member that waits for the others' arrival asks whether they still will come."""
 
 
@@ -63,8 +63,8 @@ class ElasticGroup:
         rank, size: place of this process in the group.
         timeout_s: how long a collective may take.
         arrival_s: how long the other members' arrival here may take, if not as long.
-        is_over: whether it is known meanwhile that they will not all come. Asked now and then: a member that dies
-            before all are connected is noticed by nothing else. The store must then not be used again.
+        is_over: whether it is known meanwhile that they will not all come. Asked now and then while gloo connects them,
+            since nothing else notices a death before that is done. The store must then not be used again.
         device: of the tensors.
 
     Raises:
@@ -166,13 +166,13 @@ def _unless(is_over: Callable[[], bool], make: Callable[[], T]) -> T:
     def run() -> None:
         try:
             made.set_result(make())
-        except Exception as error:
-            made.set_exception(error)
+        except BaseException as error:
+            made.set_exception(error.with_traceback(None))  # whose frames would keep the store's connection
 
     threading.Thread(target=run, name="arrival in a group", daemon=True).start()
     while not made.done():
         try:
-            made.exception(LOOK_S)
+            made.exception(_LOOK_S)
         except TimeoutError:
             if is_over():
                 raise RuntimeError("somebody will not come") from None

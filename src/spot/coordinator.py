@@ -245,7 +245,7 @@ class Coordinator:
         self.teams.broken(self.now(), member, generation)
 
     def boundary(self, member: str, generation: int, *, admits: bool = True) -> bool:
-        """The first member of a generation stands between two steps; returns whether all its members leave it."""
+        """See `Teams.boundary`."""
         return self.teams.boundary(self.now(), member, generation, admits=admits)
 
     def regroup(self) -> bool:

@@ -266,9 +266,9 @@ class Fleet:
 
     def _update_spares(self) -> None:
         """Those that stand by load the newest policy."""
-        published = weights.versions(self._weights_root) if self._spares else []
-        for spare in self._spares if published else ():
-            spare.catch_up(self._weights_root, published[-1])
+        if self._spares and (published := weights.versions(self._weights_root)):
+            for spare in self._spares:
+                spare.catch_up(self._weights_root, published[-1])
 
     # What happens
 

@@ -137,7 +137,10 @@ class Host:
         self._wake()  # whoever waits for a lease may have to leave its group for this one
         self._regroup()
         await self._until(lambda: teams.generation(member, after) is not None or teams.is_out(member))
-        return teams.generation(member, after)
+        generation = teams.generation(member, after)
+        if generation is not None:
+            teams.entered(member, generation.number)
+        return generation
 
     async def broken(self, member: str, generation: int) -> None:
         self._coordinator.broken(member, generation)

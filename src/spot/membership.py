@@ -6,7 +6,7 @@ It is told the time with each event (`at_s`) and keeps no clock. Three ways lead
                known to be dead and has not reported when it closes is out all the same. It may join again.
     boundary   A notice or a join waits for the end of the step in hand. Rank 0 asks between two steps (`boundary`) and
                tells the others over the group, so that all leave it after the same step. Who joins comes in then, and
-               after an error.
+               after an error. Before the group is there, whoever waits for the others' arrival asks.
     silence    A member without heartbeats is frozen and counts as dead. Its process has to be ended, or the others'
                collectives wait for their timeout.
 
@@ -126,10 +126,11 @@ class Membership:
             self._coming.append(member)
 
     def boundary(self, at_s: float, generation: int, *, admits: bool = True) -> bool:
-        """Rank 0 of the generation stands between two steps. True: all its members drop the group and wait.
+        """Rank 0 of the generation stands between two steps, or a member waits for the others' arrival. True: all
+        members drop the group and wait.
 
         Args:
-            admits: whether it is a moment to let in who waits to join.
+            admits: whether it is a moment to end the generation for the sake of who waits to join.
         """
         if generation != self.current.number:
             return True
@@ -138,7 +139,7 @@ class Membership:
         if all_stay and self._broken_s is None and not (admits and self._coming):
             return False
         self._reported.update(staying)
-        self._break(at_s, admits=admits)
+        self._break(at_s, admits=admits or not self._hold_state)
         return True
 
     def silence(self, at_s: float) -> list[str]:

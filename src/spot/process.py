@@ -133,8 +133,9 @@ class Process:
         self._caught_up: Any = None
 
     def catch_up(self, root: Path, policy: PolicyVersion) -> None:
-        """While it waits to be called, has it load a published policy, once."""
-        if policy != self._newest and self.is_ready:
+        """While it waits to be called, has it load a published policy, unless it still loads the one before: so it may
+        leave one out, but will be told of the newest again."""
+        if policy != self._newest and self.is_ready and (self._newest is None or self.has_caught_up):
             self._newest = policy
             self._caught_up = self._actor.catch_up.remote(root, policy)
 

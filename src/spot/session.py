@@ -79,7 +79,8 @@ def environment(scratch: Path) -> dict[str, str]:
     return {
         JOB_VARIABLE: str(scratch),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "THP_MEM_ALLOC_ENABLE": "1",  # torch's: memory in large pages, which a process that is killed is rid of at once
+        # torch's: memory in large pages, which a process that is killed is rid of at once
+        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
         "RAY_worker_niceness": "0",  # 15 by default, for every actor: the trainer waits for the coordinator
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }

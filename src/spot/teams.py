@@ -36,6 +36,7 @@ class Teams:
         self._teams: dict[str, Membership] = {}
         self._team_of: dict[str, str] = {}
         self._leaving: set[str] = set()
+        self._entered: dict[str, int] = {}  # the latest generation that a member was told of
 
     @property
     def due_s(self) -> float:
@@ -63,6 +64,10 @@ class Teams:
         if member not in self._leaving and not membership.includes(member):
             membership.join(at_s, member)
 
+    def entered(self, member: str, generation: int) -> None:
+        """The member was told of this generation, and is in it until it asks for a later one."""
+        self._entered[member] = generation
+
     def heartbeat(self, at_s: float, member: str) -> None:
         """The member is alive."""
         if member in self._team_of:
@@ -87,7 +92,8 @@ class Teams:
         return True
 
     def boundary(self, at_s: float, member: str, generation: int, *, admits: bool = True) -> bool:
-        """The first member of a generation stands between two steps. True: all its members leave the group now."""
+        """The first member of a generation stands between two steps, or a member waits for the others' arrival. True:
+        all leave the group now."""
         return self._of(member).boundary(at_s, generation, admits=admits)
 
     def silence(self, at_s: float) -> list[str]:
@@ -108,8 +114,11 @@ class Teams:
         return member in self._team_of and self._of(member).broken_s is not None
 
     def is_changing(self, member: str) -> bool:
-        """Whether the member's generation ends at its next boundary."""
-        return member in self._team_of and self._of(member).is_changing
+        """Whether the member's generation ends at its next boundary, or has ended without the member's knowledge."""
+        if member not in self._team_of:
+            return False
+        team = self._of(member)
+        return team.is_changing or self._entered.get(member, team.current.number) < team.current.number
 
     def generation(self, member: str, after: int) -> Generation | None:
         """The member's generation, if it is a later one than `after` and includes it."""

@@ -76,11 +76,11 @@ def _found(root: Path, version: PolicyVersion, read: Callable[[Path], Mapping[st
     folder = folder_of(root, version)
     try:
         manifest = read(folder)
-    except folders.FolderError as error:
+        size_bytes = sum((folder / name).stat().st_size for name in manifest["files"])
+    except (folders.FolderError, FileNotFoundError) as error:  # the latter if it is retired meanwhile
         raise folders.FolderError(f"weights {version} in {folder}: {error}") from error
     if manifest.get("version") != str(version):
         raise folders.FolderError(f"weights in {folder} say that they are version {manifest.get('version')}")
-    size_bytes = sum((folder / name).stat().st_size for name in manifest["files"])
     return Published(version, folder, manifest["checksum"], size_bytes)
 
 

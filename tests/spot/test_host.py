@@ -14,7 +14,7 @@ import pytest
 
 from src.core.events import read_jsonl
 from src.core.protocols import GroupLost
-from src.core.types import Member, PolicyVersion, RequestKind, SampleResult, WorkReport
+from src.core.types import Generation, Member, PolicyVersion, RequestKind, SampleResult, WorkReport
 from src.spot.coordinator import Coordinator
 from src.spot.deaths import ProcessId
 from src.spot.host import Host
@@ -216,6 +216,8 @@ def test_a_leader_whose_team_changes_gets_no_lease_and_is_told_to_stop_at_the_ne
         await host.submit(explores[:4])
         assert await host.pull(worker) is None
         assert await host.boundary(worker, first.number)
+        assert await host.pull(worker) is None
+        assert await host.next_generation("sp0", worker, first.number) == Generation(2, (worker, "b"), 1)
         lease = await host.pull(worker)
         assert await host.commit(worker, lease.id, 1, ())
         await host.notice("b", 30.0)

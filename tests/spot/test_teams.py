@@ -26,6 +26,22 @@ def test_the_first_who_enlists_is_alone_and_the_second_comes_at_the_next_boundar
     assert made.generation("a", 2) is None
 
 
+def test_who_waits_for_a_member_that_dies_goes_on_without_it_and_the_leader_hears_of_it():
+    made = teams()
+    made.found("sp0", ["a", "b", "c"])
+    for member in ("a", "b", "c"):
+        made.entered(member, 0)
+    made.enlist(0.5, "sp0", "d")
+    assert not made.boundary(0.9, "b", 0, admits=False), "d waits for the end of a step"
+    made.dead(1.0, "c")
+    assert made.boundary(1.2, "b", 0, admits=False)
+    assert made.advance(1.2) == [Regrouped("sp0", Generation(1, ("a", "b", "d"), 2), 1.2)]
+    assert made.is_changing("a"), "it leads a group that nobody else is in"
+    assert made.boundary(1.3, "a", 0)
+    made.entered("a", 1)
+    assert not made.is_changing("a")
+
+
 def test_what_happens_to_one_team_does_not_touch_the_other():
     made = teams()
     made.found("ranks", ["r0", "r1"])
