@@ -32,6 +32,7 @@ from torch.distributed import distributed_c10d as c10d
 from src.core.clock import monotonic_s, sleep_s
 from src.core.protocols import Team
 from src.core.types import Generation
+from src.parallel.group import LOOK_S
 from src.parallel.mesh import Mesh, Shared
 from src.parallel.plan import training_degree
 from src.parallel.wires import Wires
@@ -44,8 +45,6 @@ _FORM_TIMEOUT_S = 20.0
 """How long ranks that are all there may take to form groups; after `_CONNECT_S` they try again, with twice as long."""
 _CONNECT_S = 2.5
 """How long they may take at first: whoever dies in the middle of it is noticed by nothing else."""
-_LOOK_S = 0.25
-"""How often a rank that waits for the others to arrive asks whether they still will."""
 _PATIENCE = 3
 """A rank that was the first to fail more often than that, while nobody died, is the cause itself: its error is raised.
 The others then go on without it."""
@@ -338,7 +337,7 @@ class ElasticWorld:
         asked_s = monotonic_s()
         while not self._store.check(here):
             sleep_s(0.005)
-            if monotonic_s() - asked_s > _LOOK_S:
+            if monotonic_s() - asked_s > LOOK_S:
                 asked_s = monotonic_s()
                 if self._team.boundary(number, admits=False):
                     raise _Boundary

@@ -28,7 +28,7 @@ from src.core.protocols import never
 T = TypeVar("T")
 
 STORE_TIMEOUT_S = 60.0
-_LOOK_S = 0.25
+LOOK_S = 0.25
 """How often a member that waits for the others' arrival asks whether they still will come."""
 
 
@@ -172,7 +172,7 @@ def _unless(is_over: Callable[[], bool], make: Callable[[], T]) -> T:
     threading.Thread(target=run, name="arrival in a group", daemon=True).start()
     while not made.done():
         try:
-            made.exception(_LOOK_S)
+            made.exception(LOOK_S)
         except TimeoutError:
             if is_over():
                 raise RuntimeError("somebody will not come") from None
